@@ -1,0 +1,187 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a sidecar tells the controller, and what it hears back. The wire format is JSON.
+
+Counters are cumulative since the start of the sidecar, so a lost report loses nothing. A report's key is
+(pod uid, start id, sequence): a new start id begins new counters, a sequence that does not rise is a replay.
+Whatever could not be read is None and leaves no key in the JSON; it is never zero or the last good value.
+Bounds are part of the types: a report that breaks one is refused as a whole. Unknown fields are skipped, so that the
+format can grow.
+"""
+
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from .vocabulary import GpuState, Ownership, Source, UnavailableReason
+
+REPORT_FORMAT: Final = "gpumonitor-report/1"
+"""Value of `Report.format`; a controller refuses any other with a message that names both."""
+
+MAX_REPORT_BYTES: Final = 256 * 1024
+"""A report of 64 GPUs takes about 60 KB; whatever is larger than this is refused unread."""
+
+MAX_GPUS: Final = 64
+MAX_BYTES: Final = 2**50
+
+Name = Annotated[str, Meta(max_length=256)]
+Uuid = Annotated[str, Meta(min_length=1, max_length=96)]
+Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
+Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e10)]
+Joules = Annotated[float, Meta(ge=0.0, le=1e15)]
+Watts = Annotated[float, Meta(ge=0.0, le=5000.0)]
+Celsius = Annotated[float, Meta(ge=-50.0, le=250.0)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+UnixSeconds = Annotated[float, Meta(ge=0.0, le=1e11)]
+
+
+class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One GPU that is the pod's own.
+
+    The gauges are the newest sample's, and absent when it is older than three intervals. The counters run since the
+    start of the sidecar.
+    """
+
+    uuid: Uuid
+    """Identity of the GPU, such as `GPU-…`."""
+    state: GpuState = GpuState.OK
+    error: Annotated[str, Meta(max_length=128)] | None = None
+    """NVML's name of the error, without its prefix, when `state` is not `ok`."""
+    index: Annotated[int, Meta(ge=0, le=1024)] | None = None
+    """Index as the reader saw it; for display alone."""
+    model: Name | None = None
+    utilization: Ratio | None = None
+    """Share of the last sample period in which a kernel was resident."""
+    memory_used_bytes: Bytes | None = None
+    """Memory held by processes; the driver's reserved part is apart."""
+    memory_reserved_bytes: Bytes | None = None
+    memory_total_bytes: Bytes | None = None
+    memory_peak_bytes: Bytes | None = None
+    """Highest `memory_used_bytes` since the start of the sidecar."""
+    memory_recent_peak_bytes: Bytes | None = None
+    """Highest `memory_used_bytes` in the last 60 s."""
+    power_watts: Watts | None = None
+    power_limit_watts: Watts | None = None
+    temperature_celsius: Celsius | None = None
+    observed_seconds: Seconds = 0.0
+    """Time covered by utilisation samples."""
+    busy_seconds: Seconds = 0.0
+    """Integral of utilisation over the observed time."""
+    energy_joules: Joules | None = None
+    """Energy since the start of the sidecar; None where the GPU offers neither energy nor power."""
+    xid_errors: dict[Annotated[str, Meta(pattern=r"^\d{1,5}$")], Count] = {}
+    """Xid code -> number seen since the start of the sidecar."""
+
+
+class HostReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the sidecar truly knows of the job's host memory; all None where nobody can tell."""
+
+    memory_used_bytes: Bytes | None = None
+    memory_limit_bytes: Bytes | None = None
+    shm_used_bytes: Bytes | None = None
+    shm_size_bytes: Bytes | None = None
+    source: Annotated[str, Meta(max_length=32)] | None = None
+    """Who said so: `ray-agent`, `marks` or None."""
+
+
+class CollectionReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Health of the reading itself, so that a gap is seen as a gap."""
+
+    collections: Count = 0
+    failures: Count = 0
+    timeouts: Count = 0
+    """Calls into NVML that hung, each of which cost a sampler thread."""
+    dropped_reports: Count = 0
+    """Reports that the bounded buffer let go; counters lose nothing by it."""
+
+
+class RayNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """GPUs of one Ray node as the head's dashboard lists them; sent by the head's sidecar alone."""
+
+    node_ip: Annotated[str, Meta(max_length=64)]
+    gpu_uuids: Annotated[list[Uuid], Meta(max_length=MAX_GPUS)]
+
+
+class PodRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whose report it is. It must equal what the token says; the token decides."""
+
+    namespace: Annotated[str, Meta(min_length=1, max_length=253)]
+    name: Annotated[str, Meta(min_length=1, max_length=253)]
+    uid: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One report of one sidecar about its own pod."""
+
+    format: Annotated[str, Meta(max_length=64)]
+    pod: PodRef
+    start_id: Annotated[str, Meta(min_length=8, max_length=64)]
+    """New at each start of the sidecar; its counters belong to it."""
+    sequence: Annotated[int, Meta(ge=1, le=2**53)]
+    """Rises by one with each report that was made."""
+    sent_at: UnixSeconds
+    started_at: UnixSeconds
+    version: Annotated[str, Meta(max_length=64)] = ""
+    """Version of the sidecar."""
+    final: bool = False
+    """Sent on SIGTERM: the counters of this start are complete."""
+    source: Source = Source.NONE
+    unavailable: UnavailableReason | None = None
+    """Why nothing can be read or attributed; None while GPU values are there, or none were asked for."""
+    message: Annotated[str, Meta(max_length=512)] | None = None
+    """One sentence to `unavailable` that a person can act on."""
+    gpus_requested: Annotated[int, Meta(ge=0, le=1024)] = 0
+    gpus_visible: Annotated[int, Meta(ge=0, le=1024)] | None = None
+    ownership: Ownership = Ownership.UNKNOWN
+    gpus: Annotated[list[GpuReport], Meta(max_length=MAX_GPUS)] = []
+    host: HostReport | None = None
+    collection: CollectionReport = CollectionReport()
+    ray_nodes: Annotated[list[RayNode], Meta(max_length=4096)] = []
+
+
+class ReportAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the controller says to an accepted report."""
+
+    accepted: Count
+    """Sequence of the report that is now counted."""
+    interval_seconds: Annotated[float, Meta(ge=1.0, le=600.0)] | None = None
+    """Time until the next one, if another than before."""
+    ca_pem: Annotated[str, Meta(max_length=65536)] | None = None
+    """CA certificates (PEM) to trust from now on, when they changed."""
+    gpu_uuids: Annotated[list[Uuid], Meta(max_length=MAX_GPUS)] | None = None
+    """The pod's own GPUs as its Ray head names them; None while nobody does."""
+
+
+class ReportError(ValueError):
+    """The bytes are no valid report; the text names the field and the bound."""
+
+
+_decoder = msgspec.json.Decoder(Report)
+_answer_decoder = msgspec.json.Decoder(ReportAnswer)
+_encoder = msgspec.json.Encoder()
+
+
+def encode(value: Report | ReportAnswer) -> bytes:
+    """JSON of a report or an answer. Fields that hold their default are left out."""
+    return _encoder.encode(value)
+
+
+def decode_report(body: bytes) -> Report:
+    """Decode and check a report. Raises ReportError for broken JSON, a bound that is broken or another format."""
+    try:
+        report = _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ReportError(str(error)) from error
+    if report.format != REPORT_FORMAT:
+        raise ReportError(f"format is {report.format!r}, this controller reads {REPORT_FORMAT!r}")
+    return report
+
+
+def decode_answer(body: bytes) -> ReportAnswer:
+    """Decode an answer. Raises ReportError."""
+    try:
+        return _answer_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ReportError(str(error)) from error

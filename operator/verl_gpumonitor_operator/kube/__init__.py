@@ -1,0 +1,3 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""The one place that speaks to the API server."""
