@@ -1,0 +1,104 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+# Everything a person or CI runs. `make` alone prints what there is.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+READY := $(VENV)/.ready
+FAKENVML := tests/fakenvml/build/libnvidia-ml.so.1
+TYPED := library sidecar operator/verl_gpumonitor_operator devcluster tests examples
+
+# `devcluster` builds and starts the local cluster. `existing` uses the cluster of the current kubeconfig, and then
+# IMAGE names a repository prefix that holds our images. A KUBECONFIG that happens to be set is never enough.
+CLUSTER ?= devcluster
+IMAGE ?=
+export CLUSTER IMAGE
+
+##@ Everyday
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(READY) $(FAKENVML) ## Local cluster, chart, a verl-shaped RayJob on simulated GPUs, `kubectl get gpumonitors`
+	@$(PYTHON) -m examples.demo up
+
+.PHONY: demo-down
+demo-down: $(READY) ## Remove what the demo made; the build cache stays (`make purge` removes that too)
+	@$(PYTHON) -m examples.demo down
+
+.PHONY: test
+test: check cluster-test ## Every test: static checks, unit, contract, and behaviour on the real cluster
+
+.PHONY: check
+check: lint unit ## ruff, mypy, import-linter, unit and contract tests: under two minutes
+
+.PHONY: bench
+bench: $(READY) $(FAKENVML) ## Print the figures: sidecar, webhook, ingest, controller
+	@$(PYTHON) -m tests.bench
+
+##@ Single steps
+.PHONY: setup
+setup: $(READY) ## Make .venv with all that development needs
+
+.PHONY: lint
+lint: $(READY) ## Format check, lint, types, layers
+	@$(VENV)/bin/ruff format --check . && $(VENV)/bin/ruff check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports --no-cache | grep -v '^[╔╚ ║]'
+
+.PHONY: format
+format: $(READY) ## Format and fix what can be fixed
+	@$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .
+
+.PHONY: unit
+unit: $(READY) $(FAKENVML) ## Unit and contract tests
+	@$(PYTHON) -m pytest tests/unit tests/contract
+
+.PHONY: cluster-test
+cluster-test: cluster-up ## Behaviour on the real cluster
+	@$(PYTHON) -m pytest tests/cluster
+
+.PHONY: cluster-up
+cluster-up: $(READY) $(FAKENVML) ## Build and start the local cluster, build and load our images
+	@if [ "$(CLUSTER)" = devcluster ]; then $(PYTHON) -m devcluster up; fi
+
+.PHONY: cluster-down
+cluster-down: $(READY) ## Stop the local cluster and clean up after it
+	@$(PYTHON) -m devcluster down
+
+.PHONY: purge
+purge: $(READY) ## Stop the local cluster and remove its build cache
+	@$(PYTHON) -m devcluster down --purge
+
+.PHONY: lock
+lock: $(READY) ## Renew the lock files: hashes, no index addresses
+	@for target in sidecar: operator:--extra=operator dev:--extra=dev; do \
+	  $(VENV)/bin/uv pip compile pyproject.toml $${target#*:} --python-version 3.11 --universal --upgrade --quiet \
+	    --generate-hashes --no-emit-index-url --no-annotate --no-header --output-file requirements/$${target%%:*}.txt; \
+	done
+
+# What a bare Debian lacks is installed when root may; elsewhere the message says what to install.
+$(READY): requirements/dev.txt pyproject.toml
+	@missing=; \
+	python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || missing="$$missing python3"; \
+	python3 -c 'import venv, ensurepip' 2>/dev/null || missing="$$missing python3-venv"; \
+	command -v gcc >/dev/null || missing="$$missing gcc libc6-dev"; \
+	if [ -n "$$missing" ]; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "Installing$$missing"; apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; \
+	  else echo "Please install:$$missing (Debian's names; Python must be 3.11 or newer)" >&2; exit 1; fi; \
+	fi
+	@echo "Making $(VENV) (about a minute)"
+	@python3 -m venv $(VENV)
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/dev.txt
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(FAKENVML): $(wildcard tests/fakenvml/*.c tests/fakenvml/*.h tests/fakenvml/*.txt tests/fakenvml/Makefile)
+	@$(MAKE) --no-print-directory -C tests/fakenvml
