@@ -147,7 +147,7 @@ class ReportSink(Protocol):
     """Takes reports whose sender is proven, whose body names its sender, and whose pod is live and injected."""
 
     def accept(self, identity: PodIdentity, report: Report, received_at: float) -> AcceptResult:
-        """Count a report. `received_at`: Unix seconds of this controller's clock. Never raises for what a report says."""
+        """Count a report that came at `received_at` (Unix seconds, our clock). Never raises for what it says."""
 
 
 class Readiness(Protocol):
@@ -155,7 +155,7 @@ class Readiness(Protocol):
 
     @property
     def ready(self) -> bool:
-        """This process leads, and its picture of pods and workloads is complete."""
+        """True once we lead and the picture of pods and workloads is complete."""
 
 
 class CaBundle(Protocol):

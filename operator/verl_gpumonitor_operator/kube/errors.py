@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the API server may answer instead of what was asked.
 
-KubeError                 base; carries the HTTP status (None: no answer at all)
-+-- Unreachable           no connection, a time limit, a broken stream
-+-- NotFound              404
-+-- Forbidden             401, 403: also writes into a terminating namespace
-+-- Conflict              409, 412: another writer was first, or the name is taken
-+-- Expired               410: the resource version is too old, list again
-+-- Invalid               400, 413, 415, 422: the same request will never be taken
-+-- TooManyRequests       429: wait `retry_after_seconds`
-+-- ServerFault           5xx
+`KubeError` is the base and carries the HTTP status; below it, one class for each way to go on:
+
+* `UnreachableError`: no answer; no connection, a time limit, a broken stream
+* `NotFoundError`: 404
+* `ForbiddenError`: 401, 403; also writes into a terminating namespace
+* `ConflictError`: 409, 412; another writer was first, or the name is taken
+* `ExpiredError`: 410; the resource version is too old, list again
+* `InvalidError`: 400, 413, 415, 422; the same request will never be taken
+* `TooManyRequestsError`: 429; wait `retry_after_seconds`
+* `ServerFaultError`: 5xx
 """
 
 
@@ -29,38 +30,38 @@ class KubeError(Exception):
     @property
     def transient(self) -> bool:
         """The same request may succeed later without anybody's doing."""
-        return isinstance(self, Unreachable | TooManyRequests | ServerFault)
+        return isinstance(self, UnreachableError | TooManyRequestsError | ServerFaultError)
 
 
-class Unreachable(KubeError):
+class UnreachableError(KubeError):
     """No answer: refused, reset, timed out, or the stream broke."""
 
 
-class NotFound(KubeError):
+class NotFoundError(KubeError):
     """The object, its namespace or its kind does not exist."""
 
 
-class Forbidden(KubeError):
+class ForbiddenError(KubeError):
     """RBAC, an admission policy or a terminating namespace says no."""
 
 
-class Conflict(KubeError):
+class ConflictError(KubeError):
     """Another writer was first, or an object of that name exists."""
 
 
-class Expired(KubeError):
+class ExpiredError(KubeError):
     """The resource version is gone from the server's history."""
 
 
-class Invalid(KubeError):
+class InvalidError(KubeError):
     """The server will never take this request."""
 
 
-class TooManyRequests(KubeError):
+class TooManyRequestsError(KubeError):
     """The server asks for patience."""
 
 
-class ServerFault(KubeError):
+class ServerFaultError(KubeError):
     """The server itself failed."""
 
 
@@ -72,19 +73,19 @@ def classify(status: int, message: str, *, reason: str = "", retry_after_seconds
 
 def _by_status(status: int) -> type[KubeError]:
     known: dict[int, type[KubeError]] = {
-        400: Invalid,
-        401: Forbidden,
-        403: Forbidden,
-        404: NotFound,
-        408: Unreachable,
-        409: Conflict,
-        410: Expired,
-        412: Conflict,
-        413: Invalid,
-        415: Invalid,
-        422: Invalid,
-        429: TooManyRequests,
+        400: InvalidError,
+        401: ForbiddenError,
+        403: ForbiddenError,
+        404: NotFoundError,
+        408: UnreachableError,
+        409: ConflictError,
+        410: ExpiredError,
+        412: ConflictError,
+        413: InvalidError,
+        415: InvalidError,
+        422: InvalidError,
+        429: TooManyRequestsError,
     }
     if status in known:
         return known[status]
-    return ServerFault if status >= 500 else KubeError
+    return ServerFaultError if status >= 500 else KubeError
