@@ -1,3 +1,3 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""The one place that speaks to the API server."""
+"""The controller's one way to the API server: requests, lists and watches, decoded by msgspec. No decisions."""

@@ -1,0 +1,341 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""What has added up for a workload: counters by (pod uid, start id), so that nothing is lost or counted twice. Pure.
+
+A report's counters are cumulative since the start of its sidecar, so the newest report of a start says all of that
+start, and those that were lost on the way are not missed. The sum of a pod runs over its starts, that of a workload
+over its pods. What can never report again (a pod that is gone) is folded into one sum, so that memory stays bounded.
+
+The ledger can be written down and read back, for the life after a restart of the controller. A start that goes on
+reporting then simply replaces what was written; one that ended meanwhile keeps its last known sum.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import msgspec
+
+from verl_gpumonitor.model.report import GpuReport, Report
+
+MAX_STARTS: Final = 16
+"""Starts of one pod that are kept apart. A sidecar that restarts more often has its oldest starts folded."""
+
+
+class Peak(NamedTuple):
+    """Highest memory in use of one GPU."""
+
+    used_bytes: int
+    total_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        """Share of the GPU's memory, at most 1."""
+        return min(1.0, self.used_bytes / self.total_bytes)
+
+
+def higher(one: Peak | None, other: Peak | None) -> Peak | None:
+    """Return the peak that is nearer to its GPU's limit; None if neither is known."""
+    if one is None or other is None:
+        return one or other
+    return one if one.ratio >= other.ratio else other
+
+
+def add(one: float | None, other: float | None) -> float | None:
+    """Sum of what is known; None only if nothing is."""
+    if one is None or other is None:
+        return one if other is None else other
+    return one + other
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Totals:
+    """Sums over GPUs and time."""
+
+    gpu_seconds: float = 0.0
+    """GPU time covered by utilisation samples."""
+    busy_seconds: float = 0.0
+    energy_joules: float | None = None
+    """None while no GPU offers it."""
+    peak: Peak | None = None
+    gaps_seconds: float = 0.0
+    """Time between two starts of a sidecar, in which nobody counted."""
+    lost_starts: int = 0
+    """Starts that ended without a last report."""
+
+    def plus(self, other: "Totals") -> "Totals":
+        """Both together."""
+        return Totals(
+            gpu_seconds=self.gpu_seconds + other.gpu_seconds,
+            busy_seconds=self.busy_seconds + other.busy_seconds,
+            energy_joules=add(self.energy_joules, other.energy_joules),
+            peak=higher(self.peak, other.peak),
+            gaps_seconds=self.gaps_seconds + other.gaps_seconds,
+            lost_starts=self.lost_starts + other.lost_starts,
+        )
+
+    def minus(self, base: "Totals") -> "Totals":
+        """What came after `base`, never below zero. The peak stays: nobody can say when it was."""
+        energy = None if self.energy_joules is None else max(0.0, self.energy_joules - (base.energy_joules or 0.0))
+        return Totals(
+            gpu_seconds=max(0.0, self.gpu_seconds - base.gpu_seconds),
+            busy_seconds=max(0.0, self.busy_seconds - base.busy_seconds),
+            energy_joules=energy,
+            peak=self.peak,
+            gaps_seconds=max(0.0, self.gaps_seconds - base.gaps_seconds),
+            lost_starts=max(0, self.lost_starts - base.lost_starts),
+        )
+
+    @property
+    def utilization(self) -> float | None:
+        """Mean load over the whole time; None if nothing was observed."""
+        return min(1.0, self.busy_seconds / self.gpu_seconds) if self.gpu_seconds > 0 else None
+
+
+class GpuCount(NamedTuple):
+    """Counters of one GPU in one start."""
+
+    observed_seconds: float
+    busy_seconds: float
+    energy_joules: float | None
+    peak: Peak | None
+
+    @classmethod
+    def of(cls, gpu: GpuReport) -> "GpuCount":
+        """Take them from a report."""
+        peak = (
+            Peak(gpu.memory_peak_bytes, gpu.memory_total_bytes)
+            if gpu.memory_peak_bytes is not None and gpu.memory_total_bytes
+            else None
+        )
+        return cls(gpu.observed_seconds, gpu.busy_seconds, gpu.energy_joules, peak)
+
+
+@dataclass(kw_only=True, slots=True)
+class StartLedger:
+    """One start of one sidecar."""
+
+    sequence: int
+    started_at: float
+    """By the pod's clock, like `sent_at`."""
+    sent_at: float
+    final: bool = False
+    """It said goodbye: its counters are complete."""
+    gpus: dict[str, GpuCount] = field(default_factory=dict)
+    """By UUID. A GPU that a later report leaves out keeps its last counters."""
+    written: Totals = Totals()
+    """What a ledger before said of this start; a lower bound."""
+
+    def count(self, report: Report) -> None:
+        """Take the counters of a later report of this start."""
+        self.sequence = report.sequence
+        self.sent_at = report.sent_at
+        self.final = self.final or report.final
+        for gpu in report.gpus:
+            self.gpus[gpu.uuid] = GpuCount.of(gpu)
+
+    @property
+    def totals(self) -> Totals:
+        """Sum over its GPUs."""
+        energy: float | None = self.written.energy_joules
+        counted: float | None = None
+        peak = self.written.peak
+        for gpu in self.gpus.values():
+            counted = add(counted, gpu.energy_joules)
+            peak = higher(peak, gpu.peak)
+        if counted is not None:
+            energy = max(counted, energy or 0.0)
+        return Totals(
+            gpu_seconds=max(self.written.gpu_seconds, sum(gpu.observed_seconds for gpu in self.gpus.values())),
+            busy_seconds=max(self.written.busy_seconds, sum(gpu.busy_seconds for gpu in self.gpus.values())),
+            energy_joules=energy,
+            peak=peak,
+        )
+
+
+class Counted(NamedTuple):
+    """What became of a report."""
+
+    accepted: int
+    """Highest sequence of its start that counts."""
+    replay: bool
+    new_start: bool
+
+
+@dataclass(kw_only=True, slots=True)
+class PodLedger:
+    """All starts of the sidecar of one pod."""
+
+    starts: dict[str, StartLedger] = field(default_factory=dict)
+    folded: Totals = Totals()
+    """Sum over starts that are no longer kept apart."""
+    folded_until: float = 0.0
+    """Latest `started_at` among them: a start that began no later is one of these, and its reports are replays."""
+
+    def count(self, report: Report) -> Counted:
+        """Count a report, unless it is a replay: a sequence that does not rise, or of a start that was folded."""
+        start = self.starts.get(report.start_id)
+        if start is not None:
+            if report.sequence <= start.sequence:
+                return Counted(start.sequence, replay=True, new_start=False)
+            start.count(report)
+            return Counted(start.sequence, replay=False, new_start=False)
+        if report.started_at <= self.folded_until:
+            return Counted(report.sequence, replay=True, new_start=False)
+        start = StartLedger(sequence=report.sequence, started_at=report.started_at, sent_at=report.sent_at)
+        start.count(report)
+        self.starts[report.start_id] = start
+        self._fold_oldest()
+        return Counted(start.sequence, replay=False, new_start=True)
+
+    def totals(self, *, gone: bool) -> Totals:
+        """Sum over all starts. `gone`: the pod is no more, so that its last start has ended, too."""
+        ordered = sorted(self.starts.values(), key=lambda start: start.started_at)
+        total = self.folded
+        for number, start in enumerate(ordered):
+            before = ordered[number - 1] if number else None
+            gap = max(0.0, start.started_at - before.sent_at) if before else 0.0
+            ended = gone or number + 1 < len(ordered)
+            lost = 1 if ended and not start.final else 0
+            total = total.plus(start.totals).plus(Totals(gaps_seconds=gap, lost_starts=lost))
+        return total
+
+    def _fold_oldest(self) -> None:
+        while len(self.starts) > MAX_STARTS:
+            oldest = min(self.starts, key=lambda start_id: self.starts[start_id].started_at)
+            start = self.starts.pop(oldest)
+            following = min(self.starts.values(), key=lambda other: other.started_at)
+            gap = max(0.0, following.started_at - start.sent_at)
+            self.folded = self.folded.plus(start.totals).plus(
+                Totals(gaps_seconds=gap, lost_starts=0 if start.final else 1)
+            )
+            self.folded_until = max(self.folded_until, start.started_at)
+
+
+class _WrittenTotals(msgspec.Struct, frozen=True, array_like=True):
+    """Totals as an array, since field names would be most of the text."""
+
+    gpu_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    energy_joules: float | None = None
+    peak: tuple[int, int] | None = None
+    gaps_seconds: float = 0.0
+    lost_starts: int = 0
+
+
+class _WrittenStart(msgspec.Struct, frozen=True, array_like=True):
+    sequence: int
+    started_at: float
+    sent_at: float
+    final: bool
+    totals: _WrittenTotals
+
+
+class _WrittenPod(msgspec.Struct, frozen=True, array_like=True):
+    starts: dict[str, _WrittenStart]
+    folded: _WrittenTotals
+    folded_until: float
+
+
+class _Written(msgspec.Struct, frozen=True):
+    version: int
+    folded: _WrittenTotals
+    base: _WrittenTotals
+    pods: dict[str, _WrittenPod]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenLedger:
+    """A workload's ledger as it is kept in its GPUMonitor."""
+
+    folded: Totals = Totals()
+    """Sum over pods that are gone."""
+    base: Totals = Totals()
+    """What a borrowed cluster had counted before this workload began."""
+    pods: Mapping[str, PodLedger] = field(default_factory=dict)
+    """By pod uid."""
+
+
+MAX_WRITTEN: Final = 32_768
+"""Longest text of a ledger, as the schema of GPUMonitor bounds it: some 300 pods."""
+
+
+def write(ledger: WrittenLedger) -> str | None:
+    """Return the ledger as text; None if it is longer than `MAX_WRITTEN`."""
+    document = _Written(
+        version=1,
+        folded=_totals_out(ledger.folded),
+        base=_totals_out(ledger.base),
+        pods={uid: _pod_out(pod) for uid, pod in ledger.pods.items()},
+    )
+    text = msgspec.json.encode(document).decode()
+    return text if len(text) <= MAX_WRITTEN else None
+
+
+def read(text: str) -> WrittenLedger | None:
+    """Read what `write` wrote; None for whatever else (somebody edited it, or a later version wrote it)."""
+    try:
+        document = msgspec.json.decode(text, type=_Written)
+        if document.version != 1:
+            return None
+        return WrittenLedger(
+            folded=_totals_in(document.folded),
+            base=_totals_in(document.base),
+            pods={uid: _pod_in(pod) for uid, pod in document.pods.items()},
+        )
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+
+
+def _totals_out(totals: Totals) -> _WrittenTotals:
+    return _WrittenTotals(
+        round(totals.gpu_seconds, 3),
+        round(totals.busy_seconds, 3),
+        None if totals.energy_joules is None else round(totals.energy_joules, 1),
+        tuple(totals.peak) if totals.peak else None,  # type: ignore[arg-type]
+        round(totals.gaps_seconds, 1),
+        totals.lost_starts,
+    )
+
+
+def _totals_in(totals: _WrittenTotals) -> Totals:
+    return Totals(
+        gpu_seconds=totals.gpu_seconds,
+        busy_seconds=totals.busy_seconds,
+        energy_joules=totals.energy_joules,
+        peak=Peak(*totals.peak) if totals.peak and totals.peak[1] > 0 else None,
+        gaps_seconds=totals.gaps_seconds,
+        lost_starts=totals.lost_starts,
+    )
+
+
+def _pod_out(pod: PodLedger) -> _WrittenPod:
+    starts = {
+        start_id: _WrittenStart(
+            start.sequence, round(start.started_at, 3), round(start.sent_at, 3), start.final, _totals_out(start.totals)
+        )
+        for start_id, start in pod.starts.items()
+    }
+    return _WrittenPod(starts, _totals_out(pod.folded), pod.folded_until)
+
+
+def _pod_in(pod: _WrittenPod) -> PodLedger:
+    starts = {
+        start_id: StartLedger(
+            sequence=start.sequence,
+            started_at=start.started_at,
+            sent_at=start.sent_at,
+            final=start.final,
+            written=_totals_in(start.totals),
+        )
+        for start_id, start in pod.starts.items()
+    }
+    return PodLedger(starts=starts, folded=_totals_in(pod.folded), folded_until=pod.folded_until)
+
+
+def total_of(pods: Iterable[PodLedger], *, gone: bool) -> Totals:
+    """Sum over pods."""
+    total = Totals()
+    for pod in pods:
+        total = total.plus(pod.totals(gone=gone))
+    return total

@@ -1,0 +1,226 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""A local picture of one list, kept by list and watch for as long as the process lives.
+
+A watch alone is not enough: what is deleted while it is away is never told. So each list is compared with what was
+known, and what is missing in it is reported as gone. Bookmarks show that a silent stream is alive.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from .client import KubeClient, Query
+from .errors import ExpiredError, KubeError, classify
+
+CHUNK: Final = 500
+WATCH_SECONDS: Final = 300
+"""The server ends each watch after this time, so that no stream lives for ever."""
+INACTIVITY_SECONDS: Final = 75.0
+"""The server sends a bookmark each 60 s; a stream that is silent for longer is dead."""
+MAX_BACKOFF_SECONDS: Final = 30.0
+SHORTEST_WATCH_SECONDS: Final = 1.0
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+logger = logging.getLogger(__name__)
+
+
+class ListMeta(msgspec.Struct, frozen=True, rename="camel"):
+    """`metadata` of a list, or of a bookmark's object."""
+
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class _RawList(msgspec.Struct, frozen=True):
+    metadata: ListMeta = ListMeta()
+    items: list[msgspec.Raw] | None = None
+
+
+class _RawEvent(msgspec.Struct, frozen=True):
+    type: str
+    object: msgspec.Raw
+
+
+class _Bookmark(msgspec.Struct, frozen=True):
+    metadata: ListMeta = ListMeta()
+
+
+class _ErrorStatus(msgspec.Struct, frozen=True):
+    code: int = 500
+    message: str = ""
+    reason: str = ""
+
+
+_list_decoder = msgspec.json.Decoder(_RawList)
+_event_decoder = msgspec.json.Decoder(_RawEvent)
+_bookmark_decoder = msgspec.json.Decoder(_Bookmark)
+_error_decoder = msgspec.json.Decoder(_ErrorStatus)
+
+
+class Mirror(Protocol[T_contra]):
+    """Who wants to know. `uid` of an item tells it from another of the same name."""
+
+    def seen(self, item: T_contra) -> None:
+        """Take an item that is new, changed, or listed again."""
+
+    def gone(self, item: T_contra) -> None:
+        """Forget an item, in the form in which it was last seen."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decoded(Generic[T]):
+    """An item with what the reflector itself must know of it."""
+
+    uid: str
+    resource_version: str
+    item: T
+
+
+@dataclass(kw_only=True, slots=True)
+class ReflectorState:
+    """For metrics and readiness."""
+
+    synced: bool = False
+    """The first list has come in whole."""
+    lists: int = 0
+    failures: int = 0
+    last_event_at: float | None = None
+    """Loop time of the last line or list."""
+    last_error: str | None = None
+
+
+async def list_all(
+    client: KubeClient, path: str, query: Query | None = None
+) -> AsyncGenerator[tuple[list[msgspec.Raw], str], None]:
+    """Yield a list chunk by chunk, each with the list's resource version. Raises KubeError.
+
+    ExpiredError in the middle (the snapshot is older than the server's history) means: begin again.
+    """
+    continue_token = ""
+    while True:
+        chunk: dict[str, str | int | bool] = {**(query or {}), "limit": CHUNK}
+        if continue_token:
+            chunk["continue"] = continue_token
+        answer = _list_decoder.decode(await client.get(path, chunk))
+        yield answer.items or [], answer.metadata.resource_version
+        continue_token = answer.metadata.continue_
+        if not continue_token:
+            return
+
+
+@dataclass(kw_only=True)
+class Reflector(Generic[T]):
+    """Keeps a mirror of one list up to date. `run` never returns and never raises but for cancellation."""
+
+    client: KubeClient
+    path: str
+    query: Query
+    decode: Callable[[msgspec.Raw], Decoded[T] | None]
+    """Read one item; None leaves it out. May raise msgspec.DecodeError: that item is left out and counted."""
+    mirror: Mirror[T]
+    state: ReflectorState = field(default_factory=ReflectorState)
+    _known: dict[str, T] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """List, watch, and begin again after each failure, ever slower up to 30 s."""
+        delay = 0.0
+        while True:
+            try:
+                version = await self._list()
+                delay = 0.0
+                await self._watch(version)
+            except ExpiredError:
+                logger.info("list is too old, listing again", extra={"path": self.path})
+            except (KubeError, msgspec.DecodeError) as error:
+                delay = self._failed(error, delay)
+            await asyncio.sleep(delay * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, no secret
+
+    def _failed(self, error: Exception, delay: float) -> float:
+        self.state.failures += 1
+        text = str(error)
+        if text != self.state.last_error:
+            logger.warning("watch failed, trying again", extra={"path": self.path, "error": text})
+        self.state.last_error = text
+        return min(MAX_BACKOFF_SECONDS, max(0.5, delay * 2))
+
+    async def _list(self) -> str:
+        seen: set[str] = set()
+        version = ""
+        async with aclosing(list_all(self.client, self.path, self.query)) as chunks:
+            async for items, version in chunks:  # noqa: B007 - the last one is returned
+                for number, raw in enumerate(items):
+                    decoded = self._decode(raw)
+                    if decoded is not None:
+                        seen.add(decoded.uid)
+                        self._upsert(decoded)
+                    if number % 100 == 99:
+                        await asyncio.sleep(0)
+        self._forget(uid for uid in self._known.keys() - seen)
+        self.state.synced = True
+        self.state.lists += 1
+        self.state.last_error = None
+        self._touch()
+        return version
+
+    async def _watch(self, version: str) -> None:
+        while True:
+            query: dict[str, str | int | bool] = {
+                **self.query,
+                "watch": True,
+                "allowWatchBookmarks": True,
+                "resourceVersion": version,
+                "timeoutSeconds": WATCH_SECONDS,
+            }
+            began = asyncio.get_running_loop().time()
+            async with self.client.stream(self.path, query, inactivity_seconds=INACTIVITY_SECONDS) as lines:
+                async for line in lines:
+                    self._touch()
+                    version = self._apply(_event_decoder.decode(line)) or version
+            # A server that is going down may end each stream at once.
+            if asyncio.get_running_loop().time() - began < SHORTEST_WATCH_SECONDS:
+                await asyncio.sleep(SHORTEST_WATCH_SECONDS)
+
+    def _apply(self, event: _RawEvent) -> str | None:
+        """Take one event; returns the resource version to go on from."""
+        if event.type == "BOOKMARK":
+            return _bookmark_decoder.decode(event.object).metadata.resource_version
+        if event.type == "ERROR":
+            status = _error_decoder.decode(event.object)
+            raise classify(max(400, status.code), status.message, reason=status.reason)
+        decoded = self._decode(event.object)
+        if decoded is None:
+            return None
+        if event.type == "DELETED":
+            self._known.setdefault(decoded.uid, decoded.item)
+            self._forget([decoded.uid])
+        else:
+            self._upsert(decoded)
+        return decoded.resource_version
+
+    def _decode(self, raw: msgspec.Raw) -> Decoded[T] | None:
+        try:
+            return self.decode(raw)
+        except msgspec.DecodeError as error:
+            logger.warning("object cannot be read, left out", extra={"path": self.path, "error": str(error)})
+            return None
+
+    def _upsert(self, decoded: Decoded[T]) -> None:
+        self._known[decoded.uid] = decoded.item
+        self.mirror.seen(decoded.item)
+
+    def _forget(self, uids: Iterable[str]) -> None:
+        for uid in list(uids):
+            item = self._known.pop(uid, None)
+            if item is not None:
+                self.mirror.gone(item)
+
+    def _touch(self) -> None:
+        self.state.last_event_at = asyncio.get_running_loop().time()
