@@ -82,10 +82,10 @@ import simgpu
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 loads = [float(x) for x in sys.argv[2].split(",")]
 used = [float(x) for x in sys.argv[3].split(",")]
-gpus = simgpu.visible()
+gpus = [simgpu.Gpu(index) for index in range(len(simgpu.visible_gpus()))]
 for gpu, load, gib in zip(gpus, loads, used):
     gpu.allocate(int(gib * 2**30))
-    gpu.load(utilization=load, power_watts=80 + 300 * load)
+    gpu.busy(load)
 print("holding", len(gpus), "GPUs", flush=True)
 time.sleep(float(sys.argv[1]))
 """
