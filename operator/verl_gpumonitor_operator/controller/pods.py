@@ -1,0 +1,268 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""The pods that may belong to a workload: two lists by label, decoded into `PodRecord`, merged into one directory.
+
+Of an object of 26 KB some 40 fields are decoded; the rest is skipped unread. Ten thousand pods take about 2.5 s.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from verl_gpumonitor.model import wiring
+
+from verl_gpumonitor_operator.kube.client import KubeClient
+from verl_gpumonitor_operator.kube.reflector import Decoded, Reflector
+from .jobs import GpuResources, unix_seconds
+from .ports import ContainerPhase, ContainerState, Owner, PodObserver, PodRecord
+
+LABEL_RAY_CLUSTER: Final = "ray.io/cluster"
+LABEL_RAY_NODE_TYPE: Final = "ray.io/node-type"
+LABEL_RAY_GROUP: Final = "ray.io/group"
+LABEL_JOB_NAME: Final = "training.kubeflow.org/job-name"
+LABEL_REPLICA_TYPE: Final = "training.kubeflow.org/replica-type"
+LABEL_REPLICA_INDEX: Final = "training.kubeflow.org/replica-index"
+
+KEPT_LABELS: Final = (
+    LABEL_RAY_CLUSTER,
+    LABEL_RAY_NODE_TYPE,
+    LABEL_RAY_GROUP,
+    LABEL_JOB_NAME,
+    LABEL_REPLICA_TYPE,
+    LABEL_REPLICA_INDEX,
+)
+SELECTORS: Final = ("ray.io/is-ray-node=yes", LABEL_JOB_NAME)
+"""The pods that the webhook looks at, too."""
+
+
+class _Meta(msgspec.Struct, frozen=True, rename="camel"):
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    owner_references: list["_OwnerReference"] | None = None
+
+
+class _OwnerReference(msgspec.Struct, frozen=True, rename="camel"):
+    kind: str
+    name: str
+    uid: str
+    api_version: str = ""
+    controller: bool | None = None
+
+
+class _Resources(msgspec.Struct, frozen=True):
+    requests: dict[str, str | int | float] | None = None
+    limits: dict[str, str | int | float] | None = None
+
+
+class _Container(msgspec.Struct, frozen=True):
+    name: str
+    image: str = ""
+    resources: _Resources | None = None
+
+
+class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+    containers: list[_Container] = []
+    init_containers: list[_Container] | None = None
+    node_name: str | None = None
+
+
+class _Waiting(msgspec.Struct, frozen=True):
+    reason: str | None = None
+    message: str | None = None
+
+
+class _Running(msgspec.Struct, frozen=True, rename="camel"):
+    started_at: str | None = None
+
+
+class _Terminated(msgspec.Struct, frozen=True, rename="camel"):
+    exit_code: int | None = None
+    reason: str | None = None
+    message: str | None = None
+
+
+class _State(msgspec.Struct, frozen=True):
+    waiting: _Waiting | None = None
+    running: _Running | None = None
+    terminated: _Terminated | None = None
+
+
+class _ContainerStatus(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    state: _State | None = None
+    last_state: _State | None = None
+    restart_count: int = 0
+    image_id: str = msgspec.field(default="", name="imageID")
+
+
+class _PodStatus(msgspec.Struct, frozen=True, rename="camel"):
+    phase: str = "Unknown"
+    pod_ip: str | None = msgspec.field(default=None, name="podIP")
+    host_ip: str | None = msgspec.field(default=None, name="hostIP")
+    container_statuses: list[_ContainerStatus] | None = None
+    init_container_statuses: list[_ContainerStatus] | None = None
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    metadata: _Meta
+    spec: _Spec = _Spec()
+    status: _PodStatus = _PodStatus()
+
+
+_decoder = msgspec.json.Decoder(_Pod)
+
+
+def decode(raw: msgspec.Raw | bytes, gpus: GpuResources) -> Decoded[PodRecord]:
+    """Read a pod. Raises msgspec.DecodeError for what no API server sends."""
+    pod = _decoder.decode(raw)
+    return Decoded(uid=pod.metadata.uid, resource_version=pod.metadata.resource_version, item=_record(pod, gpus))
+
+
+def _record(pod: _Pod, gpus: GpuResources) -> PodRecord:
+    meta, spec, status = pod.metadata, pod.spec, pod.status
+    annotations = meta.annotations or {}
+    injected = annotations.get(wiring.ANNOTATION_INJECTED)
+    sidecar = next((item for item in spec.init_containers or () if item.name == wiring.CONTAINER_NAME), None)
+    first = spec.containers[0].name if spec.containers else ""
+    return PodRecord(
+        namespace=sys.intern(meta.namespace),
+        name=meta.name,
+        uid=meta.uid,
+        labels=_kept(meta.labels),
+        owner=_owner(meta.owner_references),
+        phase=sys.intern(status.phase),
+        node_name=sys.intern(spec.node_name) if spec.node_name else None,
+        pod_ip=status.pod_ip,
+        host_ip=sys.intern(status.host_ip) if status.host_ip else None,
+        created_at=unix_seconds(meta.creation_timestamp),
+        deleting=meta.deletion_timestamp is not None,
+        gpus_requested=_gpus(spec.containers, gpus),
+        injected=sys.intern(injected) if injected is not None and sidecar is not None else None,
+        skip_reason=annotations.get(wiring.ANNOTATION_SKIP_REASON),
+        images=tuple(sys.intern(container.image) for container in spec.containers),
+        sidecar_image=sys.intern(sidecar.image) if sidecar else None,
+        sidecar=_state(status.init_container_statuses, wiring.CONTAINER_NAME) if sidecar else None,
+        main=_state(status.container_statuses, first),
+    )
+
+
+def _kept(labels: Mapping[str, str] | None) -> Mapping[str, str]:
+    return {key: sys.intern(labels[key]) for key in KEPT_LABELS if key in labels} if labels else {}
+
+
+def _owner(references: list[_OwnerReference] | None) -> Owner | None:
+    for reference in references or ():
+        if reference.controller:
+            return Owner(
+                api_version=sys.intern(reference.api_version),
+                kind=sys.intern(reference.kind),
+                name=sys.intern(reference.name),
+                uid=sys.intern(reference.uid),
+            )
+    return None
+
+
+def _gpus(containers: Iterable[_Container], gpus: GpuResources) -> int:
+    resources = (container.resources for container in containers if container.resources)
+    return gpus.requested((item.requests, item.limits) for item in resources)
+
+
+def _state(statuses: list[_ContainerStatus] | None, name: str) -> ContainerState | None:
+    status = next((item for item in statuses or () if item.name == name), None)
+    if status is None or status.state is None:
+        return None
+    state, last = status.state, status.last_state.terminated if status.last_state else None
+    ended, waiting = state.terminated, state.waiting
+    return ContainerState(
+        phase=_phase(state),
+        reason=(ended or waiting or _Waiting()).reason,
+        message=(ended or waiting or _Waiting()).message,
+        exit_code=ended.exit_code if ended else None,
+        started_at=unix_seconds(state.running.started_at) if state.running else None,
+        restart_count=status.restart_count,
+        image_id=status.image_id or None,
+        last_reason=last.reason if last else None,
+        last_exit_code=last.exit_code if last else None,
+    )
+
+
+def _phase(state: _State) -> ContainerPhase:
+    if state.running:
+        return ContainerPhase.RUNNING
+    return ContainerPhase.TERMINATED if state.terminated else ContainerPhase.WAITING
+
+
+class PodStore:
+    """All known pods by name. A `PodDirectory`; tells its observers of each change."""
+
+    def __init__(self, synced: Callable[[], bool]) -> None:
+        self._synced = synced
+        self._pods: dict[tuple[str, str], PodRecord] = {}
+        self._observers: list[PodObserver] = []
+
+    def watch(self, observer: PodObserver) -> None:
+        """Tell this observer of all changes from now on, and of all pods that are known already."""
+        self._observers.append(observer)
+        for pod in list(self._pods.values()):
+            observer.pod_seen(pod)
+
+    @property
+    def synced(self) -> bool:
+        """Every list has come in whole once."""
+        return self._synced()
+
+    def find(self, namespace: str, name: str, uid: str) -> PodRecord | None:
+        """Return the pod with just this uid; None if there is none, or another of the same name."""
+        pod = self._pods.get((namespace, name))
+        return pod if pod is not None and pod.uid == uid else None
+
+    def records(self) -> Iterable[PodRecord]:
+        """Return all pods."""
+        return self._pods.values()
+
+    def __len__(self) -> int:
+        return len(self._pods)
+
+    def seen(self, item: PodRecord) -> None:
+        """Take a pod from a list or a watch. Another one of the same name is gone, told or not."""
+        key = (item.namespace, item.name)
+        before = self._pods.get(key)
+        if before is not None and before.uid != item.uid:
+            self.gone(before)
+        self._pods[key] = item
+        if before != item:
+            for observer in self._observers:
+                observer.pod_seen(item)
+
+    def gone(self, item: PodRecord) -> None:
+        """Forget a pod."""
+        if self.find(item.namespace, item.name, item.uid) is None:
+            return
+        pod = self._pods.pop((item.namespace, item.name))
+        for observer in self._observers:
+            observer.pod_gone(pod)
+
+
+def reflectors(client: KubeClient, gpus: GpuResources) -> tuple[PodStore, list[Reflector[PodRecord]]]:
+    """Make the directory and the reflectors that fill it; each is to be run as a task."""
+    running: list[Reflector[PodRecord]] = []
+    store = PodStore(lambda: all(reflector.state.synced for reflector in running))
+    running.extend(
+        Reflector(
+            client=client,
+            path="/api/v1/pods",
+            query={"labelSelector": selector},
+            decode=lambda raw: decode(raw, gpus),
+            mirror=store,
+        )
+        for selector in SELECTORS
+    )
+    return store, running
