@@ -1,0 +1,743 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""The one module that speaks NVML.
+
+The library is opened once and kept: cycles of init and shutdown have hung drivers (go-nvml#152). It is opened again,
+with back-off, when it was not there, or when it says that it lost its driver. A GPU is its UUID: indexes move and
+handles die. Every reading is optional, every number is checked before it leaves.
+
+Calls are what costs here: 7 a GPU and second (load, power, temperature, clocks' event reasons, one for seven field
+values, memory twice), one for events.
+"""
+
+import ctypes
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final, ParamSpec, TypeVar
+
+import msgspec
+import pynvml
+
+from verl_gpumonitor.model.vocabulary import GpuState, UnavailableReason
+
+from . import plausible
+from .host import driver_loaded
+from .reader import PART_INIT, Reading, Xid, without_gauges
+from .samples import GpuProcess, GpuSample
+from .watch import CallWatch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+DISCOVERY_SECONDS: Final = 10.0
+"""Time between two counts of the GPUs."""
+MAX_OPEN_WAIT_SECONDS: Final = 15.0
+"""Longest wait before the library is looked for again; a driver that comes late is seen that soon."""
+MAX_FIND_WAIT_SECONDS: Final = 15.0
+"""Longest wait before a lost GPU is looked for again."""
+DEAD_SECONDS: Final = 60.0
+"""After so long without any GPU that answers, the library is closed and opened: a reloaded driver needs it."""
+MAX_DEAD_SECONDS: Final = 600.0
+_MAX_EVENTS: Final = 64
+_MAX_XID: Final = 99_999
+_ALL_LINKS: Final = 0xFFFFFFFF
+
+NOT_OFFERED: Final = frozenset(
+    {pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_NO_DATA}
+)
+"""Not here, on this GPU or driver: quiet."""
+_OLDER_SYMBOL: Final = frozenset(
+    {
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+        pynvml.NVML_ERROR_DEPRECATED,
+    }
+)
+_GPU_GONE: Final = frozenset(
+    {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_GPU_NOT_FOUND}
+)
+_LIBRARY_GONE: Final = frozenset(
+    {
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    }
+)
+_ERROR_NAMES: Final[dict[int, str]] = {
+    getattr(pynvml, name): name.removeprefix("NVML_ERROR_") for name in dir(pynvml) if name.startswith("NVML_ERROR_")
+}
+_CLOCKS_EVENT_REASONS: Final = (
+    (0x001, "gpu_idle"),
+    (0x002, "applications_clocks_setting"),
+    (0x004, "sw_power_cap"),
+    (0x008, "hw_slowdown"),
+    (0x010, "sync_boost"),
+    (0x020, "sw_thermal_slowdown"),
+    (0x040, "hw_thermal_slowdown"),
+    (0x080, "hw_power_brake_slowdown"),
+    (0x100, "display_clock_setting"),
+)
+_MAX_CLOCKS_EVENT_REASONS: Final = 0xFFFF
+"""Bits of today end at 0x400; a word with higher ones is garbage."""
+
+_FIELDS: Final[tuple[int | tuple[int, int], ...]] = (
+    pynvml.NVML_FI_DEV_MEMORY_TEMP,
+    pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION,
+    pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL,
+    pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES,
+    pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES,
+    (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS),
+    (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS),
+)
+_FIELD_NAMES: Final = {
+    pynvml.NVML_FI_DEV_MEMORY_TEMP: "memory_temperature_celsius",
+    pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION: "energy_joules",
+    pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL: "ecc_uncorrected_errors",
+    pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES: "pcie_sent_bytes",
+    pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES: "pcie_received_bytes",
+    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX: "nvlink_sent_bytes",
+    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX: "nvlink_received_bytes",
+}
+_FIELD_NOT_OFFERED: Final = NOT_OFFERED | {pynvml.NVML_ERROR_INVALID_ARGUMENT}
+"""Drivers answer INVALID_ARGUMENT for the id of a field that they do not know yet."""
+_VALUE_MEMBERS: Final = {
+    pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
+}
+
+_MESSAGES: Final = {
+    UnavailableReason.NO_LIBRARY: (
+        "libnvidia-ml.so.1 is not in the sidecar's container: the node has no NVIDIA driver, or the container runtime"
+        " gave the container none of the driver's files; see the chart's injection.visibility"
+    ),
+    UnavailableReason.DRIVER_NOT_LOADED: (
+        "the NVIDIA kernel driver is not loaded on this node, or does not fit the library ({error}); after an update"
+        " of the driver, pods that started before it need a restart"
+    ),
+    UnavailableReason.NO_DEVICE_ACCESS: (
+        "NVML answers but shows no GPU ({error}): the sidecar's container has no access to the GPU devices; see the"
+        " chart's injection.visibility"
+    ),
+    UnavailableReason.NVML_ERROR: "NVML cannot be used: {error}",
+}
+
+
+def error_name(code: int) -> str:
+    """Return NVML's name of an error without its prefix, such as `GPU_IS_LOST`."""
+    return _ERROR_NAMES.get(code, f"ERROR_{code}")
+
+
+def unavailable_reason(code: int, *, driver_is_loaded: bool) -> UnavailableReason:
+    """Say what an error at the opening of the library means.
+
+    In a container without device nodes NVML claims that no driver is loaded, or fails with UNKNOWN; the kernel's own
+    word (`/proc/driver/nvidia`) tells the two apart.
+    """
+    if code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+        return UnavailableReason.NO_LIBRARY
+    if code == pynvml.NVML_ERROR_NO_PERMISSION:
+        return UnavailableReason.NO_DEVICE_ACCESS
+    if code in (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_UNKNOWN) and driver_is_loaded:
+        return UnavailableReason.NO_DEVICE_ACCESS
+    if code in (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH):
+        return UnavailableReason.DRIVER_NOT_LOADED
+    return UnavailableReason.NVML_ERROR
+
+
+class _GpuLost(Exception):  # noqa: N818 - passes within this module
+    """The GPU is gone; the text is NVML's name of the error."""
+
+
+class _LibraryLost(Exception):  # noqa: N818
+    """The library must be opened again."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class _Gpu:
+    """One GPU that was seen, and its way back when it is lost."""
+
+    __slots__ = ("answered", "error", "find_at", "find_wait", "handle", "index", "sample", "uuid")
+
+    def __init__(self, uuid: str, index: int) -> None:
+        self.uuid = uuid
+        self.index = index
+        self.handle: pynvml.c_nvmlDevice_t | None = None
+        self.sample = GpuSample(uuid=uuid, index=index)
+        self.find_at = 0.0
+        self.find_wait = 1.0
+        self.answered = False
+        self.error: str | None = None
+
+
+class NvmlReader:
+    """Reads all GPUs of the node through NVML. Used by one thread at a time; nothing raises but Abandoned."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        is_driver_loaded: Callable[[], bool] = driver_loaded,
+    ) -> None:
+        """Touch nothing yet: the library is opened by the first reading."""
+        self._clock = clock
+        self._is_driver_loaded = is_driver_loaded
+        self._watch = CallWatch(clock)
+        self._open = False
+        self._open_at = 0.0
+        self._open_wait = 1.0
+        self._unavailable: UnavailableReason | None = None
+        self._error: str | None = None
+        self._driver_version: str | None = None
+        self._visible: int | None = None
+        self._discovery_error: int | None = None
+        self._discover_at = 0.0
+        self._alive_at = clock()
+        self._dead_wait = DEAD_SECONDS
+        self._gpus: dict[str, _Gpu] = {}
+        self._events: pynvml.c_nvmlEventSet_t | None = None
+        self._events_stale = False
+        self._events_renew_at = 0.0
+        self._registered: set[str] = set()
+        self._uuid_by_address: dict[int | None, str] = {}
+        self._variant: dict[str, int] = {}
+        self._unsupported: dict[str, int] = {}
+        self._implausible: dict[str, int] = {}
+        self._failed: dict[str, int] = {}
+
+    def use(self, watch: CallWatch) -> None:
+        """Mark calls on this watch from now on: another thread takes over."""
+        self._watch = watch
+
+    def read_all(self, *, skip: frozenset[str] = frozenset(), processes: bool = False) -> Reading:
+        """Read everything of each GPU that is not left out, and the events since the last time."""
+        xids: tuple[Xid, ...] = ()
+        try:
+            if self._ensure_open():
+                self._discover(skip)
+                for gpu in self._gpus.values():
+                    if gpu.uuid in skip:
+                        gpu.sample = without_gauges(gpu.sample, GpuState.NOT_RESPONDING, None)
+                    else:
+                        self._read_gpu(gpu, processes=processes)
+                xids = self._read_events(skip)
+                self._close_if_dead(skip)
+        except _LibraryLost as lost:
+            self._close(lost.code, keep_handle_count=bool(skip))
+        return self._reading(xids)
+
+    def read_memory(self, *, skip: frozenset[str] = frozenset()) -> Reading:
+        """Read the memory of each GPU that answered the last time."""
+        try:
+            for gpu in self._gpus.values():
+                if gpu.handle is not None and gpu.sample.state is GpuState.OK and gpu.uuid not in skip:
+                    self._read_memory_of(gpu)
+        except _LibraryLost as lost:
+            self._close(lost.code, keep_handle_count=bool(skip))
+        return self._reading(())
+
+    # --- calls -------------------------------------------------------------------------------------------------
+
+    def _call(self, part: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Make one call under the watch. Raises NVMLError, and Abandoned if it came back too late."""
+        watch = self._watch
+        watch.begin(part, function.__name__)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            watch.end()
+
+    def _offered(self, gpu: _Gpu, field: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Return the reading; None where this GPU or driver does not offer it, or it failed (which is counted)."""
+        try:
+            result = self._call(gpu.uuid, function, *args, **kwargs)
+        except pynvml.NVMLError as error:
+            self._note_error(gpu, field, error.value)
+            return None
+        except (ValueError, IndexError):  # the binding chokes on garbage: bytes that are no text, an absurd count
+            _count(self._implausible, field)
+            return None
+        gpu.answered = True
+        return result
+
+    def _note_error(self, gpu: _Gpu, field: str, code: int) -> None:
+        """Count a failed call. Raises when it means that the GPU or the library is gone."""
+        if code in NOT_OFFERED:
+            _count(self._unsupported, field)
+            return
+        name = error_name(code)
+        _count(self._failed, name)
+        if code in _LIBRARY_GONE:
+            raise _LibraryLost(code)
+        if code in _GPU_GONE:
+            raise _GpuLost(name)
+        gpu.error = gpu.error or name
+
+    def _newest(self, gpu: _Gpu, field: str, variants: tuple[Callable[[pynvml.c_nvmlDevice_t], R], ...]) -> R | None:
+        """Ask by the newest symbol that the library has: the first that is missing is passed over for good."""
+        if gpu.handle is None:
+            return None
+        while (chosen := self._variant.get(field, 0)) < len(variants):
+            try:
+                result = self._call(gpu.uuid, variants[chosen], gpu.handle)
+            except pynvml.NVMLError as error:
+                if error.value not in _OLDER_SYMBOL:
+                    self._note_error(gpu, field, error.value)
+                    return None
+                self._variant[field] = chosen + 1
+            except (ValueError, IndexError):
+                _count(self._implausible, field)
+                return None
+            else:
+                gpu.answered = True
+                return result
+        _count(self._unsupported, field)
+        return None
+
+    def _checked(self, field: str, check: Callable[..., T | None], *raw: Any) -> T | None:
+        """Return what the check makes of a raw reading, counting what it throws away."""
+        value = check(*raw)
+        if value is None:
+            _count(self._implausible, field)
+        return value
+
+    # --- opening and closing ---------------------------------------------------------------------------------
+
+    def _ensure_open(self) -> bool:
+        if self._open:
+            return True
+        if self._clock() < self._open_at:
+            return False
+        try:
+            self._call(PART_INIT, pynvml.nvmlInitWithFlags, 0)
+        except pynvml.NVMLError as error:
+            self._note_closed(error.value)
+            return False
+        self._open = True
+        self._open_wait = 1.0
+        self._unavailable = self._error = None
+        self._alive_at = self._clock()
+        self._discover_at = self._alive_at
+        self._driver_version = self._read_driver_version()
+        return True
+
+    def _read_driver_version(self) -> str | None:
+        try:
+            raw = self._call(PART_INIT, pynvml.nvmlSystemGetDriverVersion)
+        except (pynvml.NVMLError, ValueError):
+            return None
+        return self._checked("driver_version", plausible.text, raw)
+
+    def _note_closed(self, code: int) -> None:
+        """Remember why there is no library, and when to look again."""
+        name = error_name(code)
+        _count(self._failed, name)
+        self._open = False
+        self._open_at = self._clock() + self._open_wait
+        self._open_wait = min(2 * self._open_wait, MAX_OPEN_WAIT_SECONDS)
+        self._unavailable = unavailable_reason(code, driver_is_loaded=self._is_driver_loaded())
+        self._error = name
+        self._visible = None
+        self._forget_handles()
+        for gpu in self._gpus.values():
+            gpu.sample = without_gauges(gpu.sample, GpuState.ERROR, name)
+
+    def _forget_handles(self) -> None:
+        """Drop what belonged to the opened library."""
+        self._events = None
+        self._events_stale = False
+        self._registered.clear()
+        self._variant.clear()
+        self._uuid_by_address.clear()
+        for gpu in self._gpus.values():
+            gpu.handle = None
+            gpu.find_at = 0.0
+
+    def _close(self, code: int, *, keep_handle_count: bool) -> None:
+        """Close the library after it said that it is of no more use.
+
+        Not while a thread hangs inside: a shutdown would wait for it, or pull the ground away.
+        """
+        if not keep_handle_count and code != pynvml.NVML_ERROR_UNINITIALIZED:
+            self._shutdown()
+        self._note_closed(code)
+
+    def _shutdown(self) -> None:
+        try:
+            self._call(PART_INIT, pynvml.nvmlShutdown)
+        except pynvml.NVMLError as error:
+            _count(self._failed, error_name(error.value))
+
+    def _close_if_dead(self, skip: frozenset[str]) -> None:
+        """Begin anew when no GPU answered for a long time: after a reload of the driver only that helps."""
+        now = self._clock()
+        if skip or any(gpu.sample.state is GpuState.OK for gpu in self._gpus.values()):
+            self._alive_at = now
+            self._dead_wait = DEAD_SECONDS if not skip else self._dead_wait
+            return
+        if now - self._alive_at < self._dead_wait:
+            return
+        self._dead_wait = min(2 * self._dead_wait, MAX_DEAD_SECONDS)
+        self._shutdown()
+        self._open = False
+        self._open_at = now
+        self._forget_handles()
+
+    # --- which GPUs there are ----------------------------------------------------------------------------------
+
+    def _discover(self, skip: frozenset[str]) -> None:
+        """Count the GPUs now and then, and meet those that are new, or whose index moved."""
+        now = self._clock()
+        if now < self._discover_at or "count" in skip:
+            return
+        self._discover_at = now + DISCOVERY_SECONDS
+        self._discovery_error = None
+        visible = self._read_count()
+        known = {gpu.index for gpu in self._gpus.values() if gpu.handle is not None}
+        if visible == self._visible and len(known) == visible:
+            return
+        self._visible = visible
+        for index in range(visible or 0):
+            if f"index {index}" not in skip:
+                self._meet(index, skip)
+        self._gpus = dict(sorted(self._gpus.items(), key=lambda item: item[1].index))
+
+    def _read_count(self) -> int | None:
+        try:
+            raw = self._call("count", pynvml.nvmlDeviceGetCount)
+        except pynvml.NVMLError as error:
+            if error.value in _LIBRARY_GONE:
+                raise _LibraryLost(error.value) from error
+            self._discovery_error = error.value
+            _count(self._failed, error_name(error.value))
+            return None
+        return self._checked("count", plausible.gpu_count, raw)
+
+    def _meet(self, index: int, skip: frozenset[str]) -> None:
+        """Learn who has this index. A GPU that does not tell its UUID has no identity and is not shown."""
+        part = f"index {index}"
+        try:
+            handle = self._call(part, pynvml.nvmlDeviceGetHandleByIndex, index)
+            uuid = self._checked("uuid", plausible.text, self._call(part, pynvml.nvmlDeviceGetUUID, handle))
+        except pynvml.NVMLError as error:
+            if error.value in _LIBRARY_GONE:
+                raise _LibraryLost(error.value) from error
+            self._discovery_error = error.value
+            _count(self._failed, error_name(error.value))
+            return
+        except ValueError:
+            _count(self._implausible, "uuid")
+            return
+        if uuid is None or uuid in skip:
+            return
+        gpu = self._gpus.setdefault(uuid, _Gpu(uuid, index))
+        if gpu.handle is None or gpu.index != index:
+            self._take(gpu, index, handle)
+
+    def _take(self, gpu: _Gpu, index: int | None, handle: pynvml.c_nvmlDevice_t) -> None:
+        """Take a handle as that of this GPU, and read what does not change."""
+        gpu.index = gpu.index if index is None else index
+        gpu.handle = handle
+        gpu.find_wait = 1.0
+        self._uuid_by_address[ctypes.cast(handle, ctypes.c_void_p).value] = gpu.uuid
+        try:
+            name = self._offered(gpu, "model", pynvml.nvmlDeviceGetName, handle)
+            limit = self._offered(gpu, "power_limit_watts", pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+        except _GpuLost as lost:
+            self._lose(gpu, str(lost))
+            return
+        gpu.sample = msgspec.structs.replace(
+            gpu.sample,
+            index=gpu.index,
+            model=gpu.sample.model if name is None else self._checked("model", plausible.text, name),
+            power_limit_watts=None
+            if limit is None
+            else self._checked("power_limit_watts", plausible.power_watts, limit),
+        )
+
+    def _lose(self, gpu: _Gpu, error: str) -> None:
+        gpu.handle = None
+        gpu.find_at = self._clock() + gpu.find_wait
+        gpu.find_wait = min(2 * gpu.find_wait, MAX_FIND_WAIT_SECONDS)
+        gpu.sample = without_gauges(gpu.sample, GpuState.LOST, error)
+        self._events_stale = True
+
+    def _find(self, gpu: _Gpu) -> bool:
+        """Look for a lost GPU by its UUID; False while it is not there, or too soon."""
+        if self._clock() < gpu.find_at:
+            return False
+        wait = gpu.find_wait
+        try:
+            handle = self._call(gpu.uuid, pynvml.nvmlDeviceGetHandleByUUID, gpu.uuid)
+        except pynvml.NVMLError as error:
+            if error.value in _LIBRARY_GONE:
+                raise _LibraryLost(error.value) from error
+            gpu.find_at = self._clock() + wait
+            gpu.find_wait = min(2 * wait, MAX_FIND_WAIT_SECONDS)
+            if gpu.sample.state is not GpuState.LOST:
+                gpu.sample = without_gauges(gpu.sample, GpuState.LOST, error_name(error.value))
+            return False
+        self._take(gpu, None, handle)
+        # A driver may give the handle and lose the GPU at the first question: the waits go on growing until a
+        # reading worked.
+        gpu.find_wait = min(2 * wait, MAX_FIND_WAIT_SECONDS)
+        return gpu.handle is not None
+
+    # --- readings --------------------------------------------------------------------------------------------
+
+    def _read_gpu(self, gpu: _Gpu, *, processes: bool) -> None:
+        if gpu.handle is None and not self._find(gpu):
+            return
+        gpu.answered, gpu.error = False, None
+        try:
+            sample = self._sample(gpu, processes=processes)
+        except _GpuLost as lost:
+            self._lose(gpu, str(lost))
+            return
+        if gpu.answered or gpu.error is None:
+            gpu.sample = sample
+            gpu.find_wait = 1.0
+        else:
+            gpu.sample = without_gauges(gpu.sample, GpuState.ERROR, gpu.error)
+
+    def _sample(self, gpu: _Gpu, *, processes: bool) -> GpuSample:
+        """Read one GPU. Raises _GpuLost and _LibraryLost."""
+        handle = gpu.handle
+        if handle is None:
+            raise _GpuLost("NOT_FOUND")
+        rates = self._offered(gpu, "utilization", pynvml.nvmlDeviceGetUtilizationRates, handle)
+        power = self._offered(gpu, "power_watts", pynvml.nvmlDeviceGetPowerUsage, handle)
+        heat = self._offered(
+            gpu, "temperature_celsius", pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
+        )
+        check = self._checked
+        return GpuSample(
+            uuid=gpu.uuid,
+            index=gpu.index,
+            model=gpu.sample.model,
+            power_limit_watts=gpu.sample.power_limit_watts,
+            utilization=None if rates is None else check("utilization", plausible.percent, rates.gpu),
+            memory_bandwidth_utilization=(
+                None if rates is None else check("memory_bandwidth_utilization", plausible.percent, rates.memory)
+            ),
+            power_watts=None if power is None else check("power_watts", plausible.power_watts, power),
+            temperature_celsius=None if heat is None else check("temperature_celsius", plausible.temperature, heat),
+            throttled=self._read_throttled(gpu),
+            processes=self._read_processes(gpu) if processes else gpu.sample.processes,
+            **self._read_fields(gpu),
+            **self._read_memory(gpu),
+            taken_at=self._clock(),
+        )
+
+    def _read_memory_of(self, gpu: _Gpu) -> None:
+        """Read memory alone, into the sample that is there."""
+        try:
+            values = self._read_memory(gpu)
+        except _GpuLost as lost:
+            self._lose(gpu, str(lost))
+            return
+        gpu.sample = msgspec.structs.replace(gpu.sample, **values)
+
+    def _read_memory(self, gpu: _Gpu) -> dict[str, Any]:
+        """Return the memory fields of a sample. The older call counts the driver's reserve as used."""
+        info = self._newest(gpu, "memory_used_bytes", (_memory_v2, _memory_v1))
+        if info is None:
+            return {"memory_used_bytes": None, "memory_reserved_bytes": None, "memory_total_bytes": None}
+        total = self._checked("memory_total_bytes", plausible.memory_total, info.total)
+        reserved = None
+        if isinstance(info, pynvml.c_nvmlMemory_v2_t):
+            reserved = self._checked("memory_reserved_bytes", plausible.memory_part, info.reserved, total)
+        used = self._checked("memory_used_bytes", plausible.memory_part, info.used, total)
+        return {
+            "memory_used_bytes": used,
+            "memory_reserved_bytes": reserved,
+            "memory_total_bytes": total,
+            "memory_taken_at": self._clock() if used is not None else gpu.sample.memory_taken_at,
+        }
+
+    def _read_throttled(self, gpu: _Gpu) -> tuple[str, ...] | None:
+        raw = self._newest(
+            gpu,
+            "throttled",
+            (pynvml.nvmlDeviceGetCurrentClocksEventReasons, pynvml.nvmlDeviceGetCurrentClocksThrottleReasons),
+        )
+        return None if raw is None else self._checked("throttled", _reason_names, raw)
+
+    def _read_fields(self, gpu: _Gpu) -> dict[str, Any]:
+        """Read all field values in one call. A field that is not offered has no key."""
+        if gpu.handle is None:
+            return {}
+        values = self._offered(gpu, "fields", pynvml.nvmlDeviceGetFieldValues, gpu.handle, _FIELDS)
+        raw = {} if values is None else dict(self._known_fields(gpu, values))
+        return {field: self._checked(field, _field_value, field, number) for field, number in raw.items()}
+
+    def _known_fields(self, gpu: _Gpu, values: Iterable[pynvml.c_nvmlFieldValue_t]) -> Iterable[tuple[str, float]]:
+        for value in values:
+            field = _FIELD_NAMES.get(value.fieldId)
+            if field is None:
+                continue
+            if value.nvmlReturn in _FIELD_NOT_OFFERED:
+                _count(self._unsupported, field)
+            elif value.nvmlReturn != pynvml.NVML_SUCCESS:
+                self._note_error(gpu, field, value.nvmlReturn)
+            elif (member := _VALUE_MEMBERS.get(value.valueType)) is not None:
+                yield field, getattr(value.value, member)
+            else:
+                _count(self._implausible, field)
+
+    def _read_processes(self, gpu: _Gpu) -> tuple[GpuProcess, ...] | None:
+        found = self._newest(
+            gpu,
+            "processes",
+            (pynvml.nvmlDeviceGetComputeRunningProcesses_v3, pynvml.nvmlDeviceGetComputeRunningProcesses_v2),
+        )
+        if found is None:
+            return None
+        total = gpu.sample.memory_total_bytes
+        memory: dict[int, int | None] = {}
+        for process in found:
+            if (pid := self._checked("processes", plausible.pid, process.pid)) is None:
+                continue
+            used = process.usedGpuMemory
+            used = None if used is None else self._checked("processes", plausible.memory_part, used, total)
+            memory[pid] = _larger(memory.get(pid), used)
+        return tuple(GpuProcess(pid=pid, memory_used_bytes=used) for pid, used in sorted(memory.items()))
+
+    # --- events ----------------------------------------------------------------------------------------------
+
+    def _read_events(self, skip: frozenset[str]) -> tuple[Xid, ...]:
+        """Return the Xids since the last time, without waiting. Quiet where the driver offers no events."""
+        if "events" in skip:
+            return ()
+        xids: list[Xid] = []
+        while self._events is not None and len(xids) < _MAX_EVENTS:
+            event = self._next_event()
+            if event is None:
+                break
+            if event.eventType & pynvml.nvmlEventTypeXidCriticalError:
+                xids.extend(self._xid(event))
+        if self._events_stale and self._clock() >= self._events_renew_at:
+            self._free_events()
+        self._register_new(skip)
+        return tuple(xids)
+
+    def _next_event(self) -> pynvml.c_nvmlEventData_t | None:
+        if self._events is None:
+            return None
+        try:
+            return self._call("events", pynvml.nvmlEventSetWait_v2, self._events, 0)
+        except pynvml.NVMLError as error:
+            if error.value in _LIBRARY_GONE:
+                raise _LibraryLost(error.value) from error
+            # One lost GPU spoils the whole set; a new one is made of those that are left.
+            self._events_stale = self._events_stale or error.value in _GPU_GONE
+            return None
+
+    def _xid(self, event: pynvml.c_nvmlEventData_t) -> Iterable[Xid]:
+        uuid = self._uuid_by_address.get(ctypes.cast(event.device, ctypes.c_void_p).value)
+        if uuid is None or not 0 < event.eventData <= _MAX_XID:
+            _count(self._implausible, "xid_errors")
+            return
+        yield Xid(uuid=uuid, code=event.eventData)
+
+    def _free_events(self) -> None:
+        """Let the event set go, so that a new one is made of the GPUs that are there."""
+        self._events_stale = False
+        self._events_renew_at = self._clock() + DISCOVERY_SECONDS
+        events, self._events = self._events, None
+        self._registered.clear()
+        if events is None:
+            return
+        try:
+            self._call("events", pynvml.nvmlEventSetFree, events)
+        except pynvml.NVMLError as error:
+            _count(self._failed, error_name(error.value))
+
+    def _register_new(self, skip: frozenset[str]) -> None:
+        """Ask for the Xids of GPUs that are new, or back. Each is asked for once, whatever the answer."""
+        new = [gpu for gpu in self._gpus.values() if gpu.uuid not in self._registered and gpu.uuid not in skip]
+        for gpu in new:
+            if gpu.handle is None:
+                continue
+            self._registered.add(gpu.uuid)
+            try:
+                if self._events is None:
+                    self._events = self._call("events", pynvml.nvmlEventSetCreate)
+                wanted = pynvml.nvmlEventTypeXidCriticalError
+                self._call(gpu.uuid, pynvml.nvmlDeviceRegisterEvents, gpu.handle, wanted, self._events)
+            except pynvml.NVMLError as error:
+                if error.value in NOT_OFFERED:
+                    _count(self._unsupported, "xid_errors")
+                else:
+                    _count(self._failed, error_name(error.value))
+
+    # --- the result ------------------------------------------------------------------------------------------
+
+    def _reading(self, xids: tuple[Xid, ...]) -> Reading:
+        unavailable, error = self._unavailable, self._error
+        if unavailable is None and self._open and not self._gpus:
+            unavailable, error = self._why_no_gpu()
+        return Reading(
+            gpus=tuple(gpu.sample for gpu in self._gpus.values()),
+            xids=xids,
+            unavailable=unavailable,
+            error=error,
+            message=None if unavailable is None else _MESSAGES[unavailable].format(error=error or "it counts none"),
+            driver_version=self._driver_version,
+            visible=self._visible,
+            unsupported=self._unsupported.copy(),
+            implausible=self._implausible.copy(),
+            failed=self._failed.copy(),
+        )
+
+    def _why_no_gpu(self) -> tuple[UnavailableReason, str | None]:
+        """Say why an open library shows no GPU: none is counted, or none of those counted lets itself be opened."""
+        if self._visible is None and self._discovery_error is not None:
+            reason = unavailable_reason(self._discovery_error, driver_is_loaded=self._is_driver_loaded())
+            return reason, error_name(self._discovery_error)
+        error = None if self._discovery_error is None else error_name(self._discovery_error)
+        return UnavailableReason.NO_DEVICE_ACCESS, error
+
+
+def _memory_v2(handle: pynvml.c_nvmlDevice_t) -> pynvml.c_nvmlMemory_t:
+    return pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)
+
+
+def _memory_v1(handle: pynvml.c_nvmlDevice_t) -> pynvml.c_nvmlMemory_t:
+    return pynvml.nvmlDeviceGetMemoryInfo(handle)
+
+
+def _reason_names(raw: int) -> tuple[str, ...] | None:
+    """Return the clocks' event reasons by name; None for garbage. Bits without a name are passed over."""
+    if not 0 <= raw <= _MAX_CLOCKS_EVENT_REASONS:
+        return None
+    return tuple(name for bit, name in _CLOCKS_EVENT_REASONS if raw & bit)
+
+
+def _field_value(field: str, raw: float) -> float | None:
+    """Return a field value in base units, None if it is a blank or garbage."""
+    if field == "memory_temperature_celsius":
+        return plausible.temperature(raw)
+    if field == "energy_joules":
+        return plausible.energy_joules(raw)
+    value = plausible.counter(raw)
+    if value is None:
+        return None
+    return value * 1024 if field.startswith("nvlink_") else value
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    """Return the larger of two, as far as they are known: some drivers list a process twice."""
+    return max((value for value in (one, other) if value is not None), default=None)
+
+
+def _count(counts: dict[str, int], key: str) -> None:
+    counts[key] = counts.get(key, 0) + 1

@@ -1,0 +1,66 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""The mark of the call that a thread is in, so that another can see it hang and take over.
+
+A thread that hangs in C cannot be ended. It is abandoned instead: when its call returns at last, `end` raises, so that
+it makes no further call and touches nothing that its successor now owns.
+"""
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A call in progress."""
+
+    part: str
+    """What is left out if it hangs: a GPU's UUID, `index 3`, or a part of the library such as `events`."""
+    function: str
+    since: float
+    """Monotonic seconds."""
+
+
+class Abandoned(BaseException):
+    """The call came back too late: the thread was replaced meanwhile. No Exception, so that no handler keeps it."""
+
+    def __init__(self, call: Call | None) -> None:
+        """`call`: the one that hung."""
+        super().__init__(call)
+        self.call = call
+
+
+class CallWatch:
+    """What one thread is doing inside the library. Written by that thread, read by the watchdog."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Take the clock that `since` is told in."""
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._call: Call | None = None
+        self._abandoned = False
+
+    @property
+    def call(self) -> Call | None:
+        """The call in progress, or None."""
+        return self._call
+
+    def begin(self, part: str, function: str) -> None:
+        """Note that this thread goes into the library now."""
+        self._call = Call(part, function, self._clock())
+
+    def end(self) -> None:
+        """Note that it came back. Raises Abandoned if it was replaced."""
+        with self._lock:
+            call, self._call = self._call, None
+            if self._abandoned:
+                raise Abandoned(call)
+
+    def abandon(self, call: Call) -> bool:
+        """Give the thread up if it is still in this very call; False when it came back in the meantime."""
+        with self._lock:
+            if self._call is not call:
+                return False
+            self._abandoned = True
+            return True
