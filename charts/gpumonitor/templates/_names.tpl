@@ -1,0 +1,87 @@
+{{/*
+SPDX-FileCopyrightText: The GPUMonitor authors
+SPDX-License-Identifier: Apache-2.0
+*/}}
+
+{{- define "gpumonitor.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* The name from which all others derive. 40 characters leave room for the longest suffix in a Service's name. */}}
+{{- define "gpumonitor.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains (include "gpumonitor.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "gpumonitor.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What never changes over the life of a release, and so may select. */}}
+{{- define "gpumonitor.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "gpumonitor.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "gpumonitor.labels" -}}
+{{ include "gpumonitor.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: gpumonitor
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Reference of one of our images: (dict "root" $ "image" .Values.image.sidecar) */}}
+{{- define "gpumonitor.image" -}}
+{{- $registry := required "image.registry is not set. There is no public registry of GPUMonitor's images: build both targets of the Dockerfile, push them, and set image.registry to where they are (docs/install.md)." .root.Values.image.registry -}}
+{{- $name := printf "%s/%s" (trimSuffix "/" $registry) .image.repository -}}
+{{- if .image.digest -}}
+{{- printf "%s@%s" $name .image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $name (coalesce .image.tag .root.Values.image.tag .root.Chart.AppVersion) -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+"true" where the controller may patch pods, which is only where a policy can narrow that right. Without a cluster
+(`helm template`) kinds are not known, which shows in the lack of Pod; then the version that was asked for decides.
+*/}}
+{{- define "gpumonitor.rescue" -}}
+{{- $served := .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" -}}
+{{- if not (.Capabilities.APIVersions.Has "v1/Pod") -}}
+{{- $served = or $served (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if and (eq .Values.rescue.mode "auto") $served -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* "true" where PodMonitors are wanted. */}}
+{{- define "gpumonitor.podMonitors" -}}
+{{- if or (eq .Values.podMonitor.mode "enabled") (and (eq .Values.podMonitor.mode "auto") (.Capabilities.APIVersions.Has "monitoring.coreos.com/v1/PodMonitor")) -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* What both processes read; the names are those of operator/verl_gpumonitor_operator/settings.py. */}}
+{{- define "gpumonitor.settings" -}}
+{{- $images := dict
+      "sidecar" (include "gpumonitor.image" (dict "root" . "image" .Values.image.sidecar))
+      "operator" (include "gpumonitor.image" (dict "root" . "image" .Values.image.operator))
+      "pullPolicy" .Values.image.pullPolicy -}}
+{{- $controller := pick .Values.controller "leaseSeconds" "retentionSeconds" "notReportingSeconds"
+      "statusMinIntervalSeconds" "statusWritesPerSecond" "eventsPerSecond" "eventsBurst" -}}
+{{- toPrettyJson (dict
+      "release" (include "gpumonitor.fullname" .)
+      "namespace" .Release.Namespace
+      "images" $images
+      "injection" .Values.injection
+      "report" .Values.report
+      "controller" $controller
+      "diagnosis" .Values.diagnosis
+      "breaker" .Values.breaker) -}}
+{{- end -}}
