@@ -1,0 +1,61 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rates that callers may not exceed: token buckets, one alone or one for each key. Pure; time is an argument."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """At most `burst` at once and `per_second` in the long run. Both above zero."""
+
+    burst: float
+    per_second: float
+
+
+class Bucket:
+    """A token bucket. It starts full."""
+
+    __slots__ = ("_at", "_level", "_rate")
+
+    def __init__(self, rate: Rate, now: float) -> None:
+        self._rate = rate
+        self._level = rate.burst
+        self._at = now
+
+    def take(self, now: float) -> float:
+        """Take one token at `now` (seconds, never running back for long).
+
+        Returns 0.0 if there was one, else the seconds until there will be; nothing is taken then.
+        """
+        # A clock that was set back gives nothing, and takes nothing away.
+        self._level = min(self._rate.burst, self._level + max(0.0, now - self._at) * self._rate.per_second)
+        self._at = now
+        if self._level >= 1.0:
+            self._level -= 1.0
+            return 0.0
+        return (1.0 - self._level) / self._rate.per_second
+
+
+class KeyedBuckets:
+    """One bucket for each key, for at most `capacity` keys; the key unused for longest is forgotten first."""
+
+    def __init__(self, rate: Rate, *, capacity: int) -> None:
+        self._rate = rate
+        self._capacity = capacity
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(self, key: str, now: float) -> float:
+        """Take one token of this key; see `Bucket.take`."""
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = Bucket(self._rate, now)
+            if len(self._buckets) > self._capacity:
+                self._buckets.popitem(last=False)
+        else:
+            self._buckets.move_to_end(key)
+        return bucket.take(now)

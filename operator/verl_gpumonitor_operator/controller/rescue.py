@@ -1,0 +1,355 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rescue: a pod that is held by our own container gets another image for it, so that the job starts.
+
+A native sidecar that cannot be pulled, created or started holds every container after it, for ever. The image is all
+that may be changed in such a pod, and it is enough. `decide` is pure and says which image; `Rescuer` looks at the
+pods, asks for the change and tells the job's owner.
+
+The ladder: our sidecar image; then, where its container cannot be created or run, our operator image (the same
+program, without the variables that a GPU runtime acts on); then, and at once where an image cannot be pulled, the image
+of the pod's own main container, under which the sidecar's command finds no program and sleeps. After that nothing is
+left, and that is said.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter
+
+from verl_gpumonitor.model.vocabulary import Severity
+from verl_gpumonitor_operator.kube.errors import ConflictError, ForbiddenError, InvalidError, KubeError, NotFoundError
+from verl_gpumonitor_operator.settings import Images
+
+from .ports import ContainerPhase, Incidents, PodImagePatcher, PodRecord
+
+log = logging.getLogger(__name__)
+
+PULL_REASONS: Final = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+    }
+)
+"""The kubelet's words for an image that it cannot get (pkg/kubelet/images/types.go). A slow pull has none of them."""
+
+START_REASONS: Final = frozenset(
+    {
+        "CreateContainerError",
+        "CreateContainerConfigError",
+        "PreCreateHookError",
+        "PreStartHookError",
+        "PostStartHookError",
+        "RunContainerError",
+        "StartError",
+        "ContainerCannotRun",
+        "CrashLoopBackOff",
+    }
+)
+"""The kubelet's words for a container that it cannot create, start or keep (pkg/kubelet/container/sync_result.go).
+
+A crash loop is among them because `decide` looks at pods alone that have not begun: there, a sidecar that ends at each
+start holds the job just as one that never starts.
+"""
+
+EVENT_RESCUED: Final = "SidecarRescued"
+EVENT_STUCK: Final = "SidecarStuck"
+
+
+class Cause(StrEnum):
+    """What kind of failure holds the sidecar."""
+
+    PULL = "pull"
+    START = "start"
+
+
+def failure_of(pod: PodRecord) -> Cause | None:
+    """Say why the injected container holds its pod; None for one that does not: it runs, or is still being pulled."""
+    if pod.injected is None or pod.sidecar_image is None or pod.deleting or pod.phase != "Pending":
+        return None
+    state = pod.sidecar
+    if state is None or state.phase is not ContainerPhase.WAITING:
+        return None
+    if state.reason in PULL_REASONS:
+        return Cause.PULL
+    return Cause.START if state.reason in START_REASONS else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """An image that was given to a pod, or with which it was first seen."""
+
+    image: str
+    at: float
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RescueAction:
+    """What is to be done about a pod that our container holds."""
+
+    cause: Cause
+    reason: str
+    """The kubelet's word."""
+    from_image: str
+    to_image: str | None
+    """None: nothing is left to try; it is only said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RescueTimes:
+    """How long the kubelet may take to act on a change before what it says counts against the new image.
+
+    It repeats its last word about the old image until the new one was pulled and started.
+    """
+
+    operator_image_seconds: float = 10.0
+    main_image_seconds: float = 120.0
+    """The main image may be large and still on its way; there is nothing to do after it, so there is no hurry."""
+
+
+def decide(
+    pod: PodRecord, images: Images, now: float, *, attempt: Attempt | None = None, times: RescueTimes | None = None
+) -> RescueAction | None:
+    """Say what to do about this pod at `now` (Unix seconds); None: nothing, or not yet.
+
+    `attempt`: our last change of its image, or, for a pod that was first seen with another image than the sidecar's,
+    when that was; None: it has the image it was injected with. Example: an injected pod in `ImagePullBackOff` gets
+    `pod.images[0]`; one in `RunContainerError` gets `images.operator`, and 10 s later, still failing, `pod.images[0]`.
+    """
+    cause = failure_of(pod)
+    current = pod.sidecar_image
+    if cause is None or current is None:
+        return None
+    if attempt is not None and now - attempt.at < _patience(pod, attempt, times or RescueTimes()):
+        return None
+    reason = (pod.sidecar.reason if pod.sidecar else None) or "unknown"
+    following = next(iter(_following(pod, images, cause)), None)
+    return RescueAction(cause=cause, reason=reason, from_image=current, to_image=following)
+
+
+def _patience(pod: PodRecord, attempt: Attempt, times: RescueTimes) -> float:
+    return times.main_image_seconds if attempt.image == _main_image(pod) else times.operator_image_seconds
+
+
+def _main_image(pod: PodRecord) -> str | None:
+    return pod.images[0] if pod.images else None
+
+
+def _following(pod: PodRecord, images: Images, cause: Cause) -> list[str]:
+    """The images still to be tried, next one first."""
+    main = _main_image(pod)
+    if main is None or pod.sidecar_image == main:
+        return []
+    after_sidecar = pod.sidecar_image != images.operator
+    return [images.operator, main] if cause is Cause.START and after_sidecar else [main]
+
+
+def unmonitored_reason(pod: PodRecord, images: Images) -> str | None:
+    """Say why an injected pod has a sidecar that measures nothing; None where its image carries our program."""
+    if pod.injected is None or pod.sidecar_image is None or pod.sidecar_image in (images.sidecar, images.operator):
+        return None
+    if pod.sidecar_image != _main_image(pod):
+        return None
+    return "the sidecar's own image could not be used on this node, so its container runs the pod's image and sleeps"
+
+
+class RescueMetrics:
+    """Counts what became of each rescue."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._rescues = Counter(
+            "gpumonitor_rescues",
+            "Pods held by our container, by what became of the attempt to free them.",
+            ["result"],
+            registry=registry,
+        )
+        for result in ("patched", "gone", "forbidden", "conflict", "invalid", "failed", "nothing_left"):
+            self._rescues.labels(result)
+
+    def count(self, result: str) -> None:
+        """Count one attempt."""
+        self._rescues.labels(result).inc()
+
+
+def result_of(error: KubeError) -> str:
+    """Name a failed attempt for the counter."""
+    kinds: tuple[tuple[type[KubeError], str], ...] = (
+        (NotFoundError, "gone"),
+        (ForbiddenError, "forbidden"),
+        (ConflictError, "conflict"),
+        (InvalidError, "invalid"),
+    )
+    return next((name for kind, name in kinds if isinstance(error, kind)), "failed")
+
+
+class Rescuer:
+    """Frees pods that our container holds. Is a `PodObserver`; `run` does the work until it is cancelled.
+
+    To be run by the holder of the Lease alone. Level-based: after a restart, `pod_seen` is called for all pods, and
+    those that are held are freed then.
+    """
+
+    def __init__(
+        self,
+        *,
+        images: Images,
+        patcher: PodImagePatcher,
+        incidents: Incidents,
+        metrics: RescueMetrics,
+        times: RescueTimes | None = None,
+        clock: Callable[[], float] = time.time,
+        concurrent: int = 16,
+        retry_seconds: float = 2.0,
+        retry_refused_seconds: float = 60.0,
+    ) -> None:
+        self._images = images
+        self._patcher = patcher
+        self._incidents = incidents
+        self._metrics = metrics
+        self._times = times or RescueTimes()
+        self._clock = clock
+        self._concurrent = concurrent
+        self._retry_seconds = retry_seconds
+        self._retry_refused_seconds = retry_refused_seconds
+        self._held: dict[str, PodRecord] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._not_before: dict[str, float] = {}
+        self._look = asyncio.Event()
+
+    @property
+    def held(self) -> int:
+        """Pods that our container holds now."""
+        return len(self._held)
+
+    def pod_seen(self, pod: PodRecord) -> None:
+        """Take note of a pod; it is looked at within a second if our container holds it."""
+        if failure_of(pod) is None:
+            self._let_go(pod)
+            return
+        image = pod.sidecar_image
+        if image is not None and pod.uid not in self._attempts and image in (self._images.operator, _main_image(pod)):
+            # Changed before this process began: the kubelet may not have come to it yet.
+            self._attempts[pod.uid] = Attempt(image=image, at=self._clock())
+        self._held[pod.uid] = pod
+        self._look.set()
+
+    def pod_gone(self, pod: PodRecord) -> None:
+        """Forget a pod."""
+        self._held.pop(pod.uid, None)
+        self._not_before.pop(pod.uid, None)
+        self._attempts.pop(pod.uid, None)
+
+    def _let_go(self, pod: PodRecord) -> None:
+        if pod.uid not in self._held and pod.uid not in self._attempts:
+            return
+        self._held.pop(pod.uid, None)
+        if pod.phase != "Pending" or pod.deleting:
+            self.pod_gone(pod)
+
+    async def run(self) -> None:
+        """Free pods until cancelled."""
+        while True:
+            await self.tick()
+            # Attempts that wait for the kubelet fall due without anybody's event.
+            self._look.clear()
+            try:
+                async with asyncio.timeout(1.0 if self._held else None):
+                    await self._look.wait()
+            except TimeoutError:
+                continue
+            # Gather the rest of a burst, such as the first list, before acting.
+            await asyncio.sleep(0.1)
+
+    async def tick(self) -> None:
+        """Do once what is due."""
+        now = self._clock()
+        slots = asyncio.Semaphore(self._concurrent)
+
+        async def act(pod: PodRecord, action: RescueAction) -> None:
+            async with slots:
+                await self._act(pod, action)
+
+        due = [pod for pod in self._held.values() if self._not_before.get(pod.uid, 0.0) <= now]
+        decided = [
+            (pod, decide(pod, self._images, now, attempt=self._attempts.get(pod.uid), times=self._times)) for pod in due
+        ]
+        await asyncio.gather(*(act(pod, action) for pod, action in decided if action is not None))
+
+    async def _act(self, pod: PodRecord, action: RescueAction) -> None:
+        if action.to_image is None:
+            self._give_up(pod, action)
+            return
+        try:
+            await self._patcher.patch_sidecar_image(pod, action.to_image)
+        except KubeError as error:
+            self._failed(pod, error)
+            return
+        self._metrics.count("patched")
+        self._attempts[pod.uid] = Attempt(image=action.to_image, at=self._clock())
+        self._not_before.pop(pod.uid, None)
+        log.warning("pod freed from its sidecar", extra=_keys(pod, action) | {"image": action.to_image})
+        self._incidents.report(
+            pod, reason=EVENT_RESCUED, message=rescued_message(pod, action, self._images), severity=Severity.WARNING
+        )
+
+    def _failed(self, pod: PodRecord, error: KubeError) -> None:
+        result = result_of(error)
+        self._metrics.count(result)
+        if result == "gone":
+            self.pod_gone(pod)
+            return
+        refused = result in ("forbidden", "invalid")
+        first = pod.uid not in self._not_before
+        wait = self._retry_refused_seconds if refused else self._retry_seconds
+        self._not_before[pod.uid] = self._clock() + (error.retry_after_seconds or wait)
+        if first:
+            log.error(
+                "pod cannot be freed from its sidecar", extra=_keys(pod) | {"reason": result, "error": str(error)}
+            )
+        if first and refused:
+            message = (
+                f"Pod {pod.name} waits for the GPUMonitor sidecar, and the API server does not let us free it: {error}"
+            )
+            self._incidents.report(pod, reason=EVENT_STUCK, message=message, severity=Severity.CRITICAL)
+
+    def _give_up(self, pod: PodRecord, action: RescueAction) -> None:
+        # Said once: the next look is after days, which no held pod outlives unseen.
+        self._not_before[pod.uid] = float("inf")
+        self._metrics.count("nothing_left")
+        log.error("no image is left to free a pod", extra=_keys(pod, action))
+        message = (
+            f"Pod {pod.name} waits for its container gpumonitor ({action.reason}), even with the pod's own image; "
+            "delete the pod, and set the annotation gpumonitor.dev/inject=disabled in its template"
+        )
+        self._incidents.report(pod, reason=EVENT_STUCK, message=message, severity=Severity.CRITICAL)
+
+
+def rescued_message(pod: PodRecord, action: RescueAction, images: Images) -> str:
+    """Return one sentence that names the pod, the cause, what was done and what it means for the measurement."""
+    what = "could not be pulled" if action.cause is Cause.PULL else "could not be started"
+    image = action.from_image if len(action.from_image) <= 200 else action.from_image[:197] + "..."
+    if action.to_image == images.operator:
+        means = "it now runs our image without GPU variables, so that GPUs are read through Ray where there is one"
+    else:
+        means = "it now runs the pod's own image and sleeps, so that the job starts without being measured"
+    node = f" on node {pod.node_name}" if pod.node_name else ""
+    return f"Sidecar of pod {pod.name}{node} {what} ({action.reason}, image {image}); {means}"
+
+
+def _keys(pod: PodRecord, action: RescueAction | None = None) -> dict[str, object]:
+    keys: dict[str, object] = {
+        "object": {"kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid},
+        "node": pod.node_name,
+    }
+    return keys | ({"reason": action.reason, "cause": str(action.cause)} if action else {})
