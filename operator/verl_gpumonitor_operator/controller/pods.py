@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from verl_gpumonitor.model import wiring
-
 from verl_gpumonitor_operator.kube.client import KubeClient
 from verl_gpumonitor_operator.kube.reflector import Decoded, Reflector
+
 from .jobs import GpuResources, unix_seconds
 from .ports import ContainerPhase, ContainerState, Owner, PodObserver, PodRecord
 

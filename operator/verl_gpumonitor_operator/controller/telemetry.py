@@ -1,0 +1,269 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a pod can be seen, and if not, why: one verdict a pod, and one condition for the whole workload. Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from verl_gpumonitor.model.report import GpuReport, Report
+from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source, UnavailableReason
+
+from .ports import ContainerPhase, PodRecord
+
+FAILED_WAITING: Final = frozenset(
+    {
+        "ImagePullBackOff",
+        "ErrImagePull",
+        "ErrImageNeverPull",
+        "InvalidImageName",
+        "ImageInspectError",
+        "RegistryUnavailable",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+        "CrashLoopBackOff",
+    }
+)
+"""Words of the kubelet for a container that waits because something failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Telemetry:
+    """What the newest report of a pod said, without what was counted already."""
+
+    start_id: str
+    received_at: float
+    """Unix seconds of the controller's clock."""
+    source: Source
+    ownership: Ownership
+    unavailable: UnavailableReason | None
+    message: str | None
+    gpus: tuple[GpuReport, ...]
+    gpus_visible: int | None
+    final: bool
+
+    @classmethod
+    def of(cls, report: Report, received_at: float) -> "Telemetry":
+        """Keep the gauges of a report."""
+        return cls(
+            start_id=report.start_id,
+            received_at=received_at,
+            source=report.source,
+            ownership=report.ownership,
+            unavailable=report.unavailable,
+            message=report.message,
+            gpus=tuple(report.gpus),
+            gpus_visible=report.gpus_visible,
+            final=report.final,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patience:
+    """How long silence means nothing yet."""
+
+    fresh_seconds: float
+    """Age up to which the gauges of a report are the present."""
+    silence_seconds: float
+    """Age from which a pod counts as not reporting."""
+
+
+class Seen(StrEnum):
+    """How well a pod is seen."""
+
+    MONITORED = "monitored"
+    WAITING = "waiting"
+    """It has not had the time to report yet."""
+    UNMONITORED = "unmonitored"
+    DONE = "done"
+    """It ended, or is being ended; nothing more is expected of it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """How well a pod is seen, and why not better."""
+
+    seen: Seen
+    reason: str | None = None
+    """CamelCase, with UNMONITORED alone."""
+    message: str | None = None
+
+
+MONITORED: Final = Verdict(seen=Seen.MONITORED)
+WAITING: Final = Verdict(seen=Seen.WAITING)
+DONE: Final = Verdict(seen=Seen.DONE)
+
+NOT_INJECTED_MESSAGE: Final = (
+    "The pod has no sidecar: the webhook did not answer when it was created. It runs as it would without GPUMonitor; "
+    "only a new pod can be monitored."
+)
+
+
+def judge(
+    pod: PodRecord, telemetry: Telemetry | None, *, now: float, listening_since: float, patience: Patience
+) -> Verdict:
+    """Say how well a pod is seen.
+
+    `now` and `listening_since` are Unix seconds; the latter is when this controller began to take reports, because
+    silence before that is its own.
+    """
+    if not pod.live or pod.deleting:
+        return DONE
+    if pod.injected is None:
+        return not_injected(pod.skip_reason)
+    if telemetry is not None and now - telemetry.received_at <= patience.silence_seconds:
+        return _of_report(pod, telemetry)
+    return _silent(pod, telemetry, silent_for=_silence(pod, telemetry, now, listening_since), patience=patience)
+
+
+def not_injected(skip_reason: str | None) -> Verdict:
+    """Verdict on a pod without sidecar. `skip_reason`: the webhook's annotation, `Reason: sentence`."""
+    if not skip_reason:
+        return Verdict(seen=Seen.UNMONITORED, reason=UnavailableReason.NOT_INJECTED.value, message=NOT_INJECTED_MESSAGE)
+    reason, _, sentence = skip_reason.partition(":")
+    if not (reason.isalnum() and reason.isascii() and sentence.strip()):
+        return Verdict(seen=Seen.UNMONITORED, reason=UnavailableReason.NOT_INJECTED.value, message=skip_reason[:1024])
+    return Verdict(seen=Seen.UNMONITORED, reason=reason[:128], message=sentence.strip()[:1024])
+
+
+def _of_report(pod: PodRecord, telemetry: Telemetry) -> Verdict:
+    if telemetry.unavailable is None or pod.gpus_requested == 0:
+        return MONITORED
+    message = telemetry.message or f"The sidecar says {telemetry.unavailable.value}."
+    return Verdict(seen=Seen.UNMONITORED, reason=telemetry.unavailable.value, message=message)
+
+
+def _silence(pod: PodRecord, telemetry: Telemetry | None, now: float, listening_since: float) -> float | None:
+    """Seconds without report since one could have come; None while the sidecar has not started at all."""
+    if telemetry is not None:
+        return now - max(telemetry.received_at, listening_since)
+    if pod.sidecar is None or pod.sidecar.phase is ContainerPhase.WAITING:
+        return None
+    started = pod.sidecar.started_at
+    return now - max(started if started is not None else listening_since, listening_since)
+
+
+def _silent(pod: PodRecord, telemetry: Telemetry | None, *, silent_for: float | None, patience: Patience) -> Verdict:
+    sidecar = pod.sidecar
+    if sidecar is not None and sidecar.phase is ContainerPhase.WAITING and sidecar.reason in FAILED_WAITING:
+        detail = f": {sidecar.message}" if sidecar.message else ""
+        return Verdict(seen=Seen.UNMONITORED, reason=sidecar.reason, message=f"The sidecar cannot start{detail}"[:1024])
+    if silent_for is None or silent_for <= patience.silence_seconds:
+        return WAITING
+    return Verdict(
+        seen=Seen.UNMONITORED,
+        reason=UnavailableReason.NOT_REPORTING.value,
+        message=_why_silent(pod, telemetry),
+    )
+
+
+def _why_silent(pod: PodRecord, telemetry: Telemetry | None) -> str:
+    if pod.sidecar_image in pod.images:
+        return (
+            "The sidecar's own image could not be pulled, so that its container was given an image of the pod itself, "
+            "to let the job start. Nothing is measured in this pod."
+        )
+    if pod.sidecar is not None and pod.sidecar.phase is ContainerPhase.TERMINATED:
+        return f"The sidecar ended with exit code {pod.sidecar.exit_code} and has not come back."
+    # No number of minutes: a text that changes by itself would make each status new.
+    last = "its last report" if telemetry is not None else "the sidecar's start"
+    return (
+        f"No report has arrived since {last}. Look whether a NetworkPolicy keeps the pod from the controller's port "
+        f"8443, and at the log of container gpumonitor."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodSummary:
+    """A pod's part in the workload's telemetry."""
+
+    name: str
+    gpus_requested: int
+    gpus_reported: int
+    """GPUs of its own with a fresh value."""
+    faulty: tuple[GpuReport, ...]
+    """GPUs of its own that are lost, hang or fail."""
+    verdict: Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Availability:
+    """Condition TelemetryAvailable."""
+
+    status: str
+    """`True`, `False` or `Unknown`."""
+    reason: str
+    message: str
+
+    @property
+    def partial(self) -> bool:
+        """Something is seen, and something is not."""
+        return self.reason == PARTIAL
+
+
+ALL_SEEN: Final = "AllReporting"
+PARTIAL: Final = "Partial"
+NOTHING_YET: Final = "NoReportYet"
+
+
+def availability(pods: Sequence[PodSummary]) -> Availability:
+    """Judge the whole workload by its pods that ask for GPUs. Pods that are done do not count."""
+    counted = [pod for pod in pods if pod.gpus_requested > 0 and pod.verdict.seen is not Seen.DONE]
+    bad = [pod for pod in counted if pod.verdict.seen is Seen.UNMONITORED]
+    good = [pod for pod in counted if pod.verdict.seen is Seen.MONITORED]
+    faulty = [(pod, gpu) for pod in good for gpu in pod.faulty]
+    if not good and not bad:
+        return Availability(status="Unknown", reason=NOTHING_YET, message="No pod with GPUs has reported yet.")
+    if not good:
+        reason, message = _common_cause(bad)
+        return Availability(status="False", reason=reason, message=message)
+    missing = [pod for pod in good if pod.gpus_reported < pod.gpus_requested]
+    if bad or faulty or missing:
+        message = _what_is_missing(counted, bad, faulty, missing)
+        return Availability(status="True", reason=PARTIAL, message=message)
+    gpus = sum(pod.gpus_reported for pod in good)
+    return Availability(status="True", reason=ALL_SEEN, message=f"{len(good)} pods report {gpus} GPUs.")
+
+
+def _common_cause(bad: Sequence[PodSummary]) -> tuple[str, str]:
+    """Reason that most pods share (of equal ones the first), and its sentence."""
+    reasons = Counter(pod.verdict.reason or "" for pod in bad)
+    reason, number = reasons.most_common(1)[0]
+    example = next(pod for pod in bad if pod.verdict.reason == reason)
+    return reason, f"{number} of {len(bad)} pods, such as {example.name}: {example.verdict.message}"[:1024]
+
+
+def _what_is_missing(
+    counted: Sequence[PodSummary],
+    bad: Sequence[PodSummary],
+    faulty: Sequence[tuple[PodSummary, GpuReport]],
+    missing: Sequence[PodSummary],
+) -> str:
+    parts = []
+    if bad:
+        reason, message = _common_cause(bad)
+        parts.append(f"{len(bad)} of {len(counted)} pods are not monitored ({reason}): {message}")
+    parts += [_fault(pod, gpu) for pod, gpu in faulty[:4]]
+    silent = [pod for pod in missing if not pod.faulty]
+    if silent:
+        pod = silent[0]
+        parts.append(
+            f"{len(silent)} pods report fewer GPUs than they request, such as {pod.name}: "
+            f"{pod.gpus_reported} of {pod.gpus_requested}."
+        )
+    return " ".join(parts)[:1024]
+
+
+_FAULTS: Final = {
+    GpuState.LOST: "is lost",
+    GpuState.NOT_RESPONDING: "does not answer",
+    GpuState.ERROR: "answers with an error",
+}
+
+
+def _fault(pod: PodSummary, gpu: GpuReport) -> str:
+    error = f" ({gpu.error})" if gpu.error else ""
+    return f"GPU {gpu.uuid} of pod {pod.name} {_FAULTS.get(gpu.state, 'is not well')}{error}."

@@ -1,0 +1,460 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which pods belong to which workload, and what they have reported. Pure: no I/O, and time is an argument.
+
+A pod belongs to whoever its controlling ownerReference names by uid, never by label: Pod -> RayCluster -> RayJob, or
+the RayCluster itself where nobody made it for a job; Pod -> PyTorchJob. A RayJob that is tried again has one
+RayCluster after another, which all count for it. A RayJob that runs in a RayCluster made by somebody else
+(clusterSelector) borrows its pods: they count for the cluster, and for the job from its beginning to its end.
+
+Objects may come in any order. Pods are kept in groups by their owner's uid; a group is joined with its workload as soon
+as both are known.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from verl_gpumonitor.model.report import Report
+
+from .jobs import JobKind, JobSeen
+from .ledger import PodLedger, Totals, WrittenLedger, total_of
+from .pods import LABEL_RAY_GROUP, LABEL_RAY_NODE_TYPE
+from .ports import AcceptResult, PodIdentity, PodRecord
+from .telemetry import Telemetry
+
+WINDOW_SECONDS: Final = 60.0
+"""Load is judged over this time, by differences of counters."""
+GROUP_KINDS: Final = (JobKind.RAY_CLUSTER.value, JobKind.PYTORCH_JOB.value)
+HEAD: Final = "head"
+
+
+class Point(NamedTuple):
+    """Counters of a pod's GPUs at one time: uuid -> (observed seconds, busy seconds)."""
+
+    at: float
+    gpus: Mapping[str, tuple[float, float]]
+
+
+@dataclass(kw_only=True, slots=True)
+class PodTrack:
+    """One live pod of a group."""
+
+    record: PodRecord
+    ledger: PodLedger = field(default_factory=PodLedger)
+    telemetry: Telemetry | None = None
+    history: deque[Point] = field(default_factory=deque)
+    """Oldest first; spans `WINDOW_SECONDS`, or less while the sidecar is young."""
+
+    @property
+    def pool(self) -> str:
+        """GPUs of one pool do the same work: Ray's group, or all pods of a PyTorchJob."""
+        return self.record.labels.get(LABEL_RAY_GROUP, "")
+
+    @property
+    def is_head(self) -> bool:
+        """It is the head of a Ray cluster."""
+        return self.record.labels.get(LABEL_RAY_NODE_TYPE) == HEAD
+
+    def take(self, report: Report, received_at: float) -> None:
+        """Keep the gauges of a report that was counted."""
+        point = Point(received_at, {gpu.uuid: (gpu.observed_seconds, gpu.busy_seconds) for gpu in report.gpus})
+        if self.telemetry is None or self.telemetry.start_id != report.start_id:
+            self._begin(report, received_at)
+        self.history.append(point)
+        while len(self.history) > 2 and point.at - self.history[1].at >= WINDOW_SECONDS:
+            self.history.popleft()
+        self.telemetry = Telemetry.of(report, received_at)
+
+    def _begin(self, report: Report, received_at: float) -> None:
+        """Start the window of a new start: its counters were zero when it began, if that was just now."""
+        self.history.clear()
+        age = report.sent_at - report.started_at
+        if 0 < age <= WINDOW_SECONDS:
+            self.history.append(Point(received_at - age, {}))
+
+    def utilization(self, uuid: str) -> float | None:
+        """Mean load of a GPU over the window; None while nothing was observed in it."""
+        if len(self.history) < 2:
+            return None
+        observed_before, busy_before = self.history[0].gpus.get(uuid, (0.0, 0.0))
+        observed_now, busy_now = self.history[-1].gpus.get(uuid, (0.0, 0.0))
+        observed = observed_now - observed_before
+        return min(1.0, max(0.0, busy_now - busy_before) / observed) if observed > 0 else None
+
+
+@dataclass(kw_only=True, slots=True)
+class PodGroup:
+    """The pods of one owner."""
+
+    uid: str
+    kind: str
+    namespace: str
+    name: str
+    pods: dict[str, PodTrack] = field(default_factory=dict)
+    """By uid."""
+    folded: Totals = field(default_factory=Totals)
+    """Sum over pods that are gone."""
+    node_gpus: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """GPUs by node IP, as the head's dashboard lists them."""
+    workload: str | None = None
+    """Uid of the workload that it counts for; None while that is not known."""
+    borrowers: set[str] = field(default_factory=set)
+    """Uids of RayJobs that run in this RayCluster without owning it."""
+
+    def totals(self) -> Totals:
+        """Sum over all pods, gone and live."""
+        return self.folded.plus(total_of((pod.ledger for pod in self.pods.values()), gone=False))
+
+    def gpus_of(self, pod: PodRecord) -> tuple[str, ...] | None:
+        """Return the pod's GPUs as the head names them.
+
+        None while it does not, or where two pods share an IP (hostNetwork), since then it cannot tell them apart.
+        """
+        if pod.pod_ip is None or pod.pod_ip not in self.node_gpus:
+            return None
+        same = [track for track in self.pods.values() if track.record.pod_ip == pod.pod_ip and track.record.live]
+        return self.node_gpus[pod.pod_ip] if len(same) == 1 else None
+
+
+class WorkloadKey(NamedTuple):
+    """Identity of a workload; another run under the same name has another uid."""
+
+    kind: JobKind
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(kw_only=True, slots=True)
+class Workload:
+    """One job, with what is known of it."""
+
+    job: JobSeen
+    groups: dict[str, PodGroup] = field(default_factory=dict)
+    """Groups that count for it, by their owner's uid."""
+    borrowed: PodGroup | None = None
+    """The group of a RayCluster that is not its own."""
+    folded: Totals = field(default_factory=Totals)
+    """What a ledger before said of pods that are gone, and what a borrowed cluster did until it was left."""
+    base: Totals | None = None
+    """Counters of the borrowed cluster when this job began; None while it borrows nothing."""
+    restored: dict[str, PodLedger] = field(default_factory=dict)
+    """Ledgers from before a restart, by pod uid, whose pods were not seen yet."""
+    gone_at: float | None = None
+    """When its object was seen to be deleted."""
+    ended_at: float | None = None
+    """When it was first seen to have ended."""
+
+    @property
+    def key(self) -> WorkloadKey:
+        """Its identity."""
+        return WorkloadKey(self.job.kind, self.job.namespace, self.job.name, self.job.uid)
+
+    def pods(self) -> Iterator[PodTrack]:
+        """All its live pods, its own and borrowed ones."""
+        for group in self.groups.values():
+            yield from group.pods.values()
+        if self.borrowed is not None:
+            yield from self.borrowed.pods.values()
+
+    def totals(self) -> Totals:
+        """All that counts for it."""
+        total = self.folded.plus(total_of(self.restored.values(), gone=True))
+        for group in self.groups.values():
+            total = total.plus(group.totals())
+        if self.borrowed is not None and self.base is not None:
+            total = total.plus(self.borrowed.totals().minus(self.base))
+        return total
+
+    def ledger(self) -> WrittenLedger:
+        """What must be written down so that a restart loses nothing."""
+        folded = self.folded
+        pods: dict[str, PodLedger] = dict(self.restored)
+        for group in self.groups.values():
+            folded = folded.plus(group.folded)
+            pods.update({uid: track.ledger for uid, track in group.pods.items() if track.ledger.starts})
+        return WrittenLedger(folded=folded, base=self.base or Totals(), pods=pods)
+
+
+class Workloads:
+    """All workloads and their pods. A `PodObserver` and a `ReportSink`; used from one event loop."""
+
+    def __init__(self) -> None:
+        self._workloads: dict[str, Workload] = {}
+        self._clusters: dict[str, JobSeen] = {}
+        self._groups: dict[str, PodGroup] = {}
+        self._pod_groups: dict[str, PodGroup] = {}
+        self._by_name: dict[tuple[JobKind, str, str], str] = {}
+        self._clusters_by_name: dict[tuple[str, str], str] = {}
+        self._orphans: set[str] = set()
+        """Groups whose workload is not known yet."""
+        self._borrowing: set[str] = set()
+        """Workloads that want a RayCluster of somebody else."""
+        self._dirty: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._workloads)
+
+    def all(self) -> Iterable[Workload]:
+        """All workloads; the caller does not hold on to it across an await."""
+        return self._workloads.values()
+
+    def get(self, uid: str) -> Workload | None:
+        """Return the workload whose object has this uid."""
+        return self._workloads.get(uid)
+
+    def named(self, kind: JobKind, namespace: str, name: str) -> Workload | None:
+        """Return the newest run of this name."""
+        uid = self._by_name.get((kind, namespace, name))
+        return self._workloads.get(uid) if uid else None
+
+    def take_dirty(self) -> set[str]:
+        """Uids of workloads about which something was learnt since the last call."""
+        dirty, self._dirty = self._dirty, set()
+        return dirty
+
+    def touch(self, uid: str) -> None:
+        """Have a workload looked at again."""
+        self._dirty.add(uid)
+
+    # Jobs and clusters
+
+    def job_seen(self, job: JobSeen, now: float) -> Workload | None:
+        """Take a job or cluster as it is now. Returns its workload; None for a RayCluster that a RayJob made."""
+        if job.kind is JobKind.RAY_CLUSTER:
+            self._cluster_seen(job)
+            if job.owner is not None and job.owner.kind == JobKind.RAY_JOB:
+                return None
+        workload = self._workloads.get(job.uid)
+        if workload is None:
+            workload = self._new(job, now)
+        elif workload.job == job or workload.gone_at is not None:
+            # A uid never comes back: what says so is a list from before the deletion.
+            return workload
+        workload.job = job
+        if job.ended and workload.ended_at is None:
+            workload.ended_at = now
+        if not job.ended:
+            workload.ended_at = None
+        self._borrow(workload)
+        self._dirty.add(job.uid)
+        return workload
+
+    def _new(self, job: JobSeen, now: float) -> Workload:
+        workload = Workload(job=job)
+        before = self.named(job.kind, job.namespace, job.name)
+        if before is not None and before.gone_at is None:
+            self.job_gone(before.job.kind, before.job.uid, now)
+        self._workloads[job.uid] = workload
+        self._by_name[(job.kind, job.namespace, job.name)] = job.uid
+        if job.borrows_cluster:
+            self._borrowing.add(job.uid)
+        for uid in list(self._orphans):
+            self._join(self._groups[uid])
+        return workload
+
+    def job_gone(self, kind: JobKind, uid: str, now: float) -> None:
+        """Take note that an object was deleted. Its workload stays until `forget`."""
+        cluster = self._clusters.pop(uid, None) if kind is JobKind.RAY_CLUSTER else None
+        if cluster is not None and self._clusters_by_name.get((cluster.namespace, cluster.name)) == uid:
+            del self._clusters_by_name[(cluster.namespace, cluster.name)]
+        workload = self._workloads.get(uid)
+        if workload is not None and workload.gone_at is None:
+            workload.gone_at = now
+            workload.ended_at = workload.ended_at if workload.ended_at is not None else now
+            self._leave(workload)
+            self._dirty.add(uid)
+
+    def forget(self, uid: str) -> None:
+        """Drop a workload whose object is gone and whose GPUMonitor has been dealt with."""
+        workload = self._workloads.pop(uid, None)
+        if workload is None:
+            return
+        key = (workload.job.kind, workload.job.namespace, workload.job.name)
+        if self._by_name.get(key) == uid:
+            del self._by_name[key]
+        self._borrowing.discard(uid)
+        for group in workload.groups.values():
+            if not group.pods:
+                self._groups.pop(group.uid, None)
+
+    def known(self, kind: JobKind) -> Iterator[str]:
+        """Uids of the objects of this kind that are not known to be gone (for the comparison with a list)."""
+        if kind is JobKind.RAY_CLUSTER:
+            yield from self._clusters
+            return
+        for uid, workload in self._workloads.items():
+            if workload.job.kind is kind and workload.gone_at is None:
+                yield uid
+
+    def cluster_of(self, workload: Workload) -> JobSeen | None:
+        """Return the RayCluster that a RayJob runs in now."""
+        if workload.job.kind is not JobKind.RAY_JOB or workload.job.ray_cluster is None:
+            return None
+        uid = self._clusters_by_name.get((workload.job.namespace, workload.job.ray_cluster))
+        return self._clusters.get(uid) if uid else None
+
+    def _cluster_seen(self, cluster: JobSeen) -> None:
+        if self._clusters.get(cluster.uid) == cluster:
+            return
+        self._clusters[cluster.uid] = cluster
+        self._clusters_by_name[(cluster.namespace, cluster.name)] = cluster.uid
+        group = self._groups.get(cluster.uid)
+        if group is not None:
+            self._join(group)
+        if cluster.owner is not None and cluster.owner.uid in self._workloads:
+            self._dirty.add(cluster.owner.uid)
+        for uid in self._borrowing:
+            self._borrow(self._workloads[uid])
+
+    # Pods
+
+    def pod_seen(self, pod: PodRecord) -> None:
+        """Take a pod that is new or changed."""
+        if pod.owner is None or pod.owner.kind not in GROUP_KINDS:
+            return
+        group = self._groups.get(pod.owner.uid)
+        if group is None:
+            group = PodGroup(uid=pod.owner.uid, kind=pod.owner.kind, namespace=pod.namespace, name=pod.owner.name)
+            self._add(group)
+        track = group.pods.get(pod.uid)
+        if track is None:
+            track = PodTrack(record=pod)
+            group.pods[pod.uid] = track
+            self._pod_groups[pod.uid] = group
+            self._restore_pod(group, track)
+        track.record = pod
+        self._touch_group(group)
+
+    def pod_gone(self, pod: PodRecord) -> None:
+        """Fold what a deleted pod has counted; it can report no more."""
+        group = self._pod_groups.pop(pod.uid, None)
+        track = group.pods.pop(pod.uid, None) if group is not None else None
+        if group is None or track is None:
+            return
+        group.folded = group.folded.plus(track.ledger.totals(gone=True))
+        self._touch_group(group)
+        if not group.pods and self._workload_of(group) is None and not group.borrowers:
+            self._groups.pop(group.uid, None)
+            self._orphans.discard(group.uid)
+
+    def accept(self, identity: PodIdentity, report: Report, received_at: float) -> AcceptResult:
+        """Count a report of a pod that the directory knows."""
+        group = self._pod_groups.get(identity.uid)
+        track = group.pods.get(identity.uid) if group is not None else None
+        if group is None or track is None:
+            # Authentic, but of a pod that nobody owns: there is nothing to count it for.
+            return AcceptResult(accepted=report.sequence)
+        counted = track.ledger.count(report)
+        if counted.replay:
+            return AcceptResult(accepted=counted.accepted, replay=True)
+        track.take(report, received_at)
+        if report.ray_nodes and track.is_head and group.kind == JobKind.RAY_CLUSTER:
+            group.node_gpus = {node.node_ip: tuple(node.gpu_uuids) for node in report.ray_nodes}
+        self._touch_group(group)
+        return AcceptResult(accepted=counted.accepted, gpu_uuids=group.gpus_of(track.record))
+
+    def workload_of_pod(self, pod: PodRecord) -> Workload | None:
+        """Return the workload that a pod counts for; None while it is not known."""
+        group = self._groups.get(pod.owner.uid) if pod.owner is not None else None
+        return self._workload_of(group) if group is not None else None
+
+    # After a restart
+
+    def restore(self, uid: str, ledger: WrittenLedger) -> None:
+        """Take up the counters from before a restart. Called once, before pods report."""
+        workload = self._workloads.get(uid)
+        if workload is None:
+            return
+        workload.folded = workload.folded.plus(ledger.folded)
+        if workload.job.borrows_cluster:
+            workload.base = ledger.base
+        workload.restored = dict(ledger.pods)
+        for group in workload.groups.values():
+            for track in group.pods.values():
+                self._restore_pod(group, track)
+
+    def fold_restored(self) -> None:
+        """Fold the ledgers whose pods are gone. Called once, after the first complete list of pods."""
+        for workload in self._workloads.values():
+            if workload.restored:
+                workload.folded = workload.folded.plus(total_of(workload.restored.values(), gone=True))
+                workload.restored = {}
+                self._dirty.add(workload.job.uid)
+
+    def _restore_pod(self, group: PodGroup, track: PodTrack) -> None:
+        workload = self._workload_of(group)
+        if workload is None or track.record.uid not in workload.restored:
+            return
+        if not track.ledger.starts:
+            track.ledger = workload.restored.pop(track.record.uid)
+
+    # Who owns what
+
+    def _owner_of(self, group: PodGroup) -> str | None:
+        """Uid of the workload that a group counts for; None while its RayCluster is not known."""
+        if group.kind == JobKind.PYTORCH_JOB:
+            return group.uid
+        cluster = self._clusters.get(group.uid)
+        if cluster is None:
+            return None
+        if cluster.owner is not None and cluster.owner.kind == JobKind.RAY_JOB:
+            return cluster.owner.uid
+        return cluster.uid
+
+    def _workload_of(self, group: PodGroup) -> Workload | None:
+        return self._workloads.get(group.workload) if group.workload else None
+
+    def _add(self, group: PodGroup) -> None:
+        self._groups[group.uid] = group
+        self._orphans.add(group.uid)
+        self._join(group)
+
+    def _join(self, group: PodGroup) -> None:
+        """Join a group with its workload, for good: the RayCluster may be gone before its last pod is."""
+        owner = self._owner_of(group)
+        workload = self._workloads.get(owner) if owner is not None else None
+        if workload is None or group.workload is not None:
+            return
+        group.workload = workload.job.uid
+        self._orphans.discard(group.uid)
+        workload.groups[group.uid] = group
+        for track in group.pods.values():
+            self._restore_pod(group, track)
+        self._touch_group(group)
+
+    def _touch_group(self, group: PodGroup) -> None:
+        if group.workload in self._workloads:
+            self._dirty.add(group.workload)
+        self._dirty |= group.borrowers
+
+    def _borrow(self, workload: Workload) -> None:
+        """Join a RayJob with the RayCluster it borrows while it runs, and part them when it has ended."""
+        job = workload.job
+        if not job.borrows_cluster:
+            return
+        if job.ended:
+            self._leave(workload)
+            return
+        cluster = self.cluster_of(workload)
+        if cluster is None or job.ray_cluster is None:
+            return
+        group = self._groups.get(cluster.uid)
+        if group is None:
+            group = PodGroup(
+                uid=cluster.uid, kind=JobKind.RAY_CLUSTER.value, namespace=cluster.namespace, name=cluster.name
+            )
+            self._add(group)
+        if workload.borrowed is not group:
+            self._leave(workload)
+            workload.borrowed = group
+            group.borrowers.add(job.uid)
+            workload.base = workload.base if workload.base is not None else group.totals()
+
+    def _leave(self, workload: Workload) -> None:
+        if workload.borrowed is not None and workload.base is not None:
+            workload.borrowed.borrowers.discard(workload.job.uid)
+            workload.folded = workload.folded.plus(workload.borrowed.totals().minus(workload.base))
+        workload.borrowed, workload.base = None, None
