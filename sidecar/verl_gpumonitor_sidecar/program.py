@@ -1,0 +1,229 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Puts the sidecar together and runs it until SIGTERM.
+
+Threads: this one turns the loop and waits for the signal; the sampler's; one each for Ray, for the reports and for
+/metrics. What blocks is in a thread of its own and may hang: the end of the pod does not wait for it.
+"""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable
+from typing import Final, NoReturn
+
+from verl_gpumonitor import __version__
+from verl_gpumonitor.model import wiring
+from verl_gpumonitor.model.report import PodRef, Report
+from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings
+
+from . import endpoint, exporter, settings
+from .channel import Channel
+from .join import Terms
+from .journal import Journal
+from .loop import Loop
+from .ray_watch import RayWatch
+from .reporter import Reporter, read_token
+from .reports import Sender, Turn, build
+from .settings import Settings, SettingsError
+from .state import PodState
+
+FLUSH_SECONDS: Final = 0.7
+"""Longest wait for the last report after SIGTERM."""
+CALL_LIMIT_SECONDS: Final = 1.5
+"""A call into NVML that takes longer hangs. With the second since the last sample, and the watchdog's own pace, the
+other GPUs are read again before their values are three intervals old."""
+PROCESSES_INTERVAL_SECONDS: Final = 5.0
+
+
+def run(ending: Iterable[signal.Signals]) -> NoReturn:
+    """Run until one of the signals, which are blocked in all threads; then exit with 0."""
+    signals = tuple(ending)
+    journal = Journal()
+    try:
+        _run(signals, journal)
+    except Exception as error:  # noqa: BLE001 - an exit would be a restart, seen as trouble of the job
+        journal.event("the sidecar cannot work, for a fault of ours; waiting", error=repr(error))
+    signal.sigwait(signals)
+    os._exit(0)
+
+
+def _run(signals: tuple[signal.Signals, ...], journal: Journal) -> None:
+    try:
+        found = settings.load(os.environ)
+    except SettingsError as error:
+        wait_with_broken_settings(error, journal)
+        return
+    Sidecar(found, journal).run(signals)
+
+
+def wait_with_broken_settings(error: SettingsError, journal: Journal) -> None:
+    """Say what is wrong with the settings, here and on /metrics; nothing is read, nothing reported."""
+    journal.event("settings are broken; waiting", error=str(error))
+    shown = exporter.Exports(
+        identity=exporter.Identity(
+            namespace=os.environ.get(wiring.ENV_POD_NAMESPACE, ""),
+            pod=os.environ.get(wiring.ENV_POD_NAME, ""),
+            version=__version__,
+        ),
+        state=PodState(gpus_requested=0),
+        settings_problems=tuple(error.problems),
+    )
+    page = exporter.Page(lambda: shown)
+    serve(settings.metrics_port(os.environ), page, healthy=lambda: True, journal=journal)
+
+
+def serve(port: int, page: exporter.Page, *, healthy: Callable[[], bool], journal: Journal) -> int | None:
+    """Serve /metrics and /healthz; on a free port when this one is taken. Return the port, None when there is none."""
+
+    def metrics() -> endpoint.Answer:
+        return 200, exporter.CONTENT_TYPE, page.text()
+
+    def health() -> endpoint.Answer:
+        return (200, endpoint.PLAIN, b"ok\n") if healthy() else (503, endpoint.PLAIN, b"the main loop is stuck\n")
+
+    try:
+        listener = listen(port, journal)
+    except OSError as error:
+        journal.event("/metrics cannot be served", port=port, error=str(error))
+        return None
+    taken: int = listener.getsockname()[1]
+    endpoint.Endpoint(listener, {"/metrics": metrics, "/healthz": health}).start()
+    journal.event("serving /metrics and /healthz", port=taken)
+    return taken
+
+
+def listen(port: int, journal: Journal) -> socket.socket:
+    """Listen on the port, or on a free one when it is taken, as by another pod with host network."""
+    try:
+        return endpoint.listen(port)
+    except OSError as error:
+        journal.event("the metrics port is taken; a free one is used", port=port, error=str(error))
+        return endpoint.listen(0)
+
+
+def chance() -> float:
+    """Return a number from 0 up to 1. The module random costs half a MiB."""
+    return int.from_bytes(os.urandom(6), "big") / 2**48
+
+
+class Sidecar:
+    """One start of the sidecar, with all its parts."""
+
+    def __init__(self, found: Settings, journal: Journal) -> None:
+        self._settings = found
+        self._journal = journal
+        self._interval_seconds = found.sample_interval_seconds
+        self._sender = Sender(
+            pod=PodRef(namespace=found.namespace, name=found.pod_name, uid=found.pod_uid),
+            start_id=os.urandom(16).hex(),
+            started_unix=time.time(),
+            version=__version__,
+        )
+        self._sampler = self._make_sampler()
+        self._ray = self._make_ray_watch()
+        self._loop = Loop(
+            Terms(gpus_requested=found.gpus_requested, sample_interval_seconds=found.sample_interval_seconds),
+            node=self._sampler,
+            ray=self._ray,
+            shm_path=found.shm_path,
+            journal=journal,
+            urgent=self._hurry,
+        )
+        self._reporter = self._make_reporter()
+        self._page = exporter.Page(self._exports)
+
+    def run(self, signals: tuple[signal.Signals, ...]) -> NoReturn:
+        """Start the parts, turn the loop until a signal comes, then report a last time and exit."""
+        self._journal.event(
+            "started", pod=self._settings.pod_name, version=__version__, start_id=self._sender.start_id
+        )
+        serve(self._settings.metrics_port, self._page, healthy=self._loop.healthy, journal=self._journal)
+        for part in (self._sampler, self._ray, self._reporter):
+            if part is not None:
+                part.start()
+        while signal.sigtimedwait(signals, self._interval_seconds) is None:
+            self._loop.turn()
+        self._end()
+
+    def _end(self) -> NoReturn:
+        self._loop.turn()
+        delivered = self._reporter.flush(FLUSH_SECONDS) if self._reporter else None
+        self._journal.event("ended", final_report_ended=delivered)
+        os._exit(0)  # Not sys.exit: that would wait for threads, one of which may hang in the driver.
+
+    def _make_sampler(self) -> Sampler | None:
+        """A pod that asks for no GPU owns none, whatever it sees: then NVML is not even loaded."""
+        if self._settings.gpus_requested == 0:
+            return None
+        return Sampler(
+            settings=SamplerSettings(
+                interval_seconds=self._interval_seconds,
+                memory_interval_seconds=self._interval_seconds / 2,
+                call_limit_seconds=CALL_LIMIT_SECONDS,
+                processes_interval_seconds=PROCESSES_INTERVAL_SECONDS if self._settings.shared_processes else None,
+            )
+        )
+
+    def _make_ray_watch(self) -> RayWatch | None:
+        agent_url, head_url = self._settings.ray_agent_url, self._settings.ray_head_url
+        if agent_url is None and head_url is None:
+            return None
+        return RayWatch(read_agent=None, read_nodes=None, journal=self._journal)
+
+    def _make_reporter(self) -> Reporter | None:
+        report = self._settings.report
+        if report is None:
+            return None
+        return Reporter(
+            Channel(report.address, server_name=report.server_name),
+            make=self._report,
+            answered=self._loop.take_answer,
+            token=lambda: read_token(report.token_file),
+            ca_pem=report.ca_pem,
+            interval_seconds=self._settings.report_interval_seconds,
+            chance=chance,
+            journal=self._journal,
+        )
+
+    def _hurry(self) -> None:
+        if self._reporter is not None:
+            self._reporter.hurry()
+
+    def _report(self, sequence: int, dropped: int, final: bool) -> Report | None:
+        state = self._loop.state
+        if not state.started and not final:
+            return None
+        turn = Turn(
+            sequence=sequence, now=time.monotonic(), now_unix=time.time(), final=final, dropped_reports=dropped
+        )
+        return build(self._sender, state, turn)
+
+    def _exports(self) -> exporter.Exports:
+        return exporter.Exports(
+            identity=exporter.Identity(
+                namespace=self._settings.namespace,
+                pod=self._settings.pod_name,
+                node=self._settings.node_name,
+                version=self._sender.version,
+                start_id=self._sender.start_id,
+                started_unix=self._sender.started_unix,
+            ),
+            state=self._loop.state,
+            reports=self._reporter.counts() if self._reporter else exporter.ReportCounts(),
+            use=own_use(),
+        )
+
+
+def own_use() -> exporter.ProcessUse:
+    """Return what this process takes."""
+    try:
+        descriptor = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            pages = int(os.read(descriptor, 256).split()[1])
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError, IndexError):
+        return exporter.ProcessUse(cpu_seconds=time.process_time())
+    return exporter.ProcessUse(cpu_seconds=time.process_time(), resident_bytes=pages * os.sysconf("SC_PAGESIZE"))
