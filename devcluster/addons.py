@@ -1,0 +1,149 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is installed into the running cluster: its name service, KubeRay, the training-operator, kwok."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from devcluster import build, images, kube
+from devcluster.errors import ClusterError
+from devcluster.layout import DNS_SERVICE_IP, Layout
+
+Documents = list[dict[str, Any]]
+_INIT_CONTAINER_FILE = "/etc/training-operator/init-container.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Addon:
+    """Something that can be applied and deleted as a whole.
+
+    `definitions`: its CRDs, which go first and come away last. `deployment`: namespace and name of what must be
+    available in the end.
+    """
+
+    name: str
+    tool: build.Tool
+    image: images.Recipe
+    definitions: Callable[[Layout], Documents]
+    objects: Callable[[Layout], Documents]
+    deployment: tuple[str, str]
+    extra_images: tuple[images.Recipe, ...] = ()
+
+
+def _coredns(layout: Layout) -> Documents:
+    return kube.manifest(layout, "coredns.yaml", image=images.COREDNS.reference, service_ip=DNS_SERVICE_IP)
+
+
+def _kuberay(layout: Layout) -> Documents:
+    return kube.manifest(layout, "kuberay.yaml", image=images.KUBERAY.reference)
+
+
+def _kuberay_definitions(layout: Layout) -> Documents:
+    return _read_all(build.folder(layout, build.KUBERAY) / "crds")
+
+
+def _training_rendered(layout: Layout) -> Documents:
+    overlay = build.folder(layout, build.TRAINING_OPERATOR) / "manifests" / "overlays" / "standalone"
+    return kube.documents(kube.kubectl(layout, "kustomize", overlay))
+
+
+def _training_definitions(layout: Layout) -> Documents:
+    return [document for document in _training_rendered(layout) if document["kind"] == "CustomResourceDefinition"]
+
+
+def _training_objects(layout: Layout) -> Documents:
+    rendered = _training_rendered(layout)
+    return [adapted_training(document) for document in rendered if document["kind"] != "CustomResourceDefinition"]
+
+
+def adapted_training(document: dict[str, Any]) -> dict[str, Any]:
+    """Return an object of the training-operator's own manifests with our images in it, and what follows from them."""
+    if document["kind"] != "Deployment":
+        return document
+    container = document["spec"]["template"]["spec"]["containers"][0]
+    container["image"] = images.TRAINING_OPERATOR.reference
+    container["command"] = ["/training-operator"]
+    container["args"] = [
+        f"--pytorch-init-container-image={images.BASE.reference}",
+        f"--pytorch-init-container-template-file={_INIT_CONTAINER_FILE}",
+    ]
+    return document
+
+
+def _no_documents(_: Layout) -> Documents:
+    return []
+
+
+COREDNS = Addon(
+    name="coredns",
+    tool=build.COREDNS,
+    image=images.COREDNS,
+    definitions=_no_documents,
+    objects=_coredns,
+    deployment=("kube-system", "coredns"),
+)
+KUBERAY = Addon(
+    name="kuberay",
+    tool=build.KUBERAY,
+    image=images.KUBERAY,
+    definitions=_kuberay_definitions,
+    objects=_kuberay,
+    deployment=("kuberay-system", "kuberay-operator"),
+    extra_images=(images.RAY,),
+)
+TRAINING_OPERATOR = Addon(
+    name="training-operator",
+    tool=build.TRAINING_OPERATOR,
+    image=images.TRAINING_OPERATOR,
+    definitions=_training_definitions,
+    objects=_training_objects,
+    deployment=("kubeflow", "training-operator"),
+)
+OPTIONAL = (KUBERAY, TRAINING_OPERATOR)
+"""What `up --without` may leave out."""
+
+
+def named(name: str) -> Addon:
+    """Return an optional add-on. Raises ClusterError that lists the names."""
+    for addon in OPTIONAL:
+        if addon.name == name:
+            return addon
+    raise ClusterError(f"There is no add-on «{name}».", f"The add-ons: {', '.join(addon.name for addon in OPTIONAL)}")
+
+
+def apply(layout: Layout, addon: Addon) -> None:
+    """Install an add-on and wait until it is available. Its program must be built."""
+    for image in (addon.image, *addon.extra_images):
+        images.ensure_loaded(layout, image)
+    definitions = addon.definitions(layout)
+    if definitions:
+        kube.apply(layout, definitions)
+        _wait_established(layout, definitions)
+    kube.apply(layout, namespaces_first(addon.objects(layout)))
+    namespace, deployment = addon.deployment
+    kube.wait_available(layout, namespace, deployment)
+
+
+def delete(layout: Layout, addon: Addon) -> None:
+    """Remove an add-on with its CRDs, and so every object of its kinds.
+
+    Its operator goes last: it must still take its finalizers off those objects.
+    """
+    kube.delete(layout, addon.definitions(layout))
+    kube.delete(layout, addon.objects(layout))
+
+
+def namespaces_first(documents: Iterable[dict[str, Any]]) -> Documents:
+    """Return the objects in an order in which each can be made."""
+    return sorted(documents, key=lambda document: document["kind"] != "Namespace")
+
+
+def _wait_established(layout: Layout, definitions: Documents) -> None:
+    names = [f"customresourcedefinition/{definition['metadata']['name']}" for definition in definitions]
+    kube.kubectl(layout, "wait", "--for=condition=Established", "--timeout=60s", *names)
+
+
+def _read_all(folder: Path) -> Documents:
+    return [document for path in sorted(folder.glob("*.yaml")) for document in kube.documents(path.read_text())]
