@@ -1,0 +1,196 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""The demo: `python -m examples.demo up|down`, which is what `make demo` and `make demo-down` run.
+
+On the local cluster: builds and starts it, installs the chart, runs the example jobs on simulated GPUs and shows what
+GPUMonitor says about them. On an existing cluster (`CLUSTER=existing IMAGE=registry/path`) it installs the chart alone,
+because the example jobs need the local cluster's GPUs. It can be run again at any time, also after it was killed.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from devcluster import product
+from devcluster.layout import default_layout
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+CHART = REPOSITORY / "charts" / "gpumonitor"
+NAMESPACE = "demo"
+TAG = "demo"
+LIVELY = {"report": {"intervalSeconds": 5}, "controller": {"statusMinIntervalSeconds": 2}}
+"""Sooner than the defaults, for someone who watches."""
+JOB_LIMIT_SECONDS = 600.0
+ENDED = ("Succeeded", "Failed", "Stopped")
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the text says why and what to do."""
+
+
+class Demo:
+    """One run against one cluster."""
+
+    def __init__(self, access: product.Access) -> None:
+        self._access = access
+        self._kubectl = access.with_kubeconfig(access.kubectl)
+
+    def say(self, *args: str) -> None:
+        """Show a kubectl command and what it prints."""
+        print(f"\n$ kubectl {' '.join(args)}", flush=True)
+        subprocess.run([*self._kubectl, *args], check=True)
+
+    def ask(self, *args: str) -> str:
+        """Return what kubectl prints; empty where it fails, such as for an object that is not there yet."""
+        return subprocess.run([*self._kubectl, *args], capture_output=True, text=True, check=False).stdout
+
+    def status(self, name: str) -> dict[str, Any]:
+        """Return the status of a GPUMonitor, empty while there is none."""
+        text = self.ask("get", "gpumonitor", name, "-n", NAMESPACE, "-o", "json")
+        found: dict[str, Any] = json.loads(text).get("status", {}) if text else {}
+        return found
+
+    def fresh_namespace(self) -> None:
+        """Begin with an empty namespace, whatever an earlier run left."""
+        self.ask("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=120s")
+        subprocess.run([*self._kubectl, "create", "namespace", NAMESPACE], check=True, stdout=subprocess.DEVNULL)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Let `kubectl get gpumonitors -w` print while the block runs."""
+        command = ("get", "gpumonitors", "-n", NAMESPACE, "-w")
+        print(f"\n$ kubectl {' '.join(command)}", flush=True)
+        child = subprocess.Popen([*self._kubectl, *command])
+        try:
+            yield
+        finally:
+            child.terminate()
+            child.wait()
+
+    def until(self, name: str, reached: Callable[[dict[str, Any]], bool], what: str) -> None:
+        """Wait for a state of a GPUMonitor. Raises DemoError after ten minutes."""
+        end = time.monotonic() + JOB_LIMIT_SECONDS
+        while not reached(self.status(name)):
+            if time.monotonic() > end:
+                raise DemoError(
+                    f"{name} was not {what} within {JOB_LIMIT_SECONDS / 60:.0f} minutes. "
+                    f"Look with: kubectl -n {NAMESPACE} get pods,rayjobs,pytorchjobs; "
+                    f"kubectl -n {product.NAMESPACE} logs deployment/{product.RELEASE}-controller"
+                )
+            time.sleep(1)
+
+    def run_to_the_end(self, folder: str, name: str) -> None:
+        """Apply an example and follow it until its GPUMonitor says that it ended."""
+        self.say("apply", "-n", NAMESPACE, "-k", f"examples/{folder}")
+        with self.watching():
+            self.until(name, lambda status: status.get("phase") in ENDED, "at its end")
+
+    def show_trouble(self, folder: str, name: str) -> None:
+        """Run the job that goes wrong on purpose, and show what is said about it."""
+        self.say("apply", "-n", NAMESPACE, "-k", f"examples/{folder}")
+        with self.watching():
+            self.until(name, _has_both_findings, "diagnosed")
+        self.say("describe", "gpumonitor", name, "-n", NAMESPACE)
+        print("\nThe same findings stand on the user's own job:")
+        self.say("events", "-n", NAMESPACE, "--for", f"rayjob/{name}")
+        self.say("delete", "-n", NAMESPACE, "-k", f"examples/{folder}", "--wait=false")
+
+
+def _has_both_findings(status: dict[str, Any]) -> bool:
+    holding = {one["type"] for one in status.get("conditions", []) if one["status"] == "True"}
+    return {"OOMRisk", "Imbalanced"} <= holding
+
+
+def _title(text: str) -> None:
+    print(f"\n=== {text}", flush=True)
+
+
+def up_local() -> None:
+    """Run the whole demo on the local cluster."""
+    _title("1/5 The local cluster (the first time it is compiled: about 20 minutes)")
+    subprocess.run([sys.executable, "-m", "devcluster", "up"], check=True, cwd=REPOSITORY)
+    access = product.local_access(default_layout())
+    _title("2/5 GPUMonitor: its images, and `helm install`")
+    values = {"image": {"registry": product.build_images(TAG), "tag": TAG}, **LIVELY}
+    product.install(access, chart=CHART, values=values)
+    demo = Demo(access)
+    demo.say("get", "pods", "-n", product.NAMESPACE)
+    demo.fresh_namespace()
+    _title("3/5 A RayJob of verl's shape: 2 workers with 4 GPUs each, and a CPU-only head")
+    demo.run_to_the_end("rayjob-grpo", "verl-grpo")
+    _title("4/5 The same job gone wrong: one GPU nearly full and busy, the others idle")
+    demo.show_trouble("rayjob-hot-gpu0", "verl-grpo-hot-gpu0")
+    _title("5/5 A PyTorchJob: supervised fine-tuning with Master and Worker")
+    demo.run_to_the_end("pytorchjob-sft", "verl-sft")
+    demo.say("get", "gpumonitors", "-n", NAMESPACE)
+    print('\nThe cluster stays up. Look around:  eval "$(.venv/bin/python -m devcluster env)" && kubectl get pods -A')
+    print("Take it down again:                 make demo-down")
+
+
+def existing_access() -> product.Access:
+    """Find kubectl and helm for a cluster that somebody else runs. Raises DemoError."""
+    found = {name: shutil.which(name) for name in ("kubectl", "helm")}
+    for name, path in found.items():
+        if path is None:
+            raise DemoError(f"{name} is not on PATH, and CLUSTER=existing needs it.")
+    return product.Access(kubectl=str(found["kubectl"]), helm=str(found["helm"]), kubeconfig=None)
+
+
+def up_existing(registry: str) -> None:
+    """Install the chart on the cluster of the current kubeconfig."""
+    if not registry:
+        raise DemoError(
+            "CLUSTER=existing needs IMAGE=registry/path, where both images are: IMAGE/sidecar and IMAGE/operator."
+        )
+    access = existing_access()
+    demo = Demo(access)
+    context = demo.ask("config", "current-context").strip()
+    _title(f"Installing GPUMonitor on the cluster of context {context!r}")
+    product.install(access, chart=CHART, values={"image": {"registry": registry}})
+    demo.say("get", "pods", "-n", product.NAMESPACE)
+    print("\nRun a job with GPUs (RayJob, RayCluster or PyTorchJob), then: kubectl get gpumonitors -A -w")
+
+
+def down() -> None:
+    """Take away what `up` made: the local cluster, or the release on an existing one."""
+    if os.environ.get("CLUSTER", "devcluster") == "existing":
+        product.uninstall(existing_access())
+        print("The release is gone. The CRD and the GPUMonitors stay: kubectl delete crd gpumonitors.gpumonitor.dev")
+        return
+    subprocess.run([sys.executable, "-m", "devcluster", "down"], check=True, cwd=REPOSITORY)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `up` or `down`; returns the exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children are ended, as with Ctrl-C
+    try:
+        if list(arguments) == ["down"]:
+            down()
+        elif list(arguments) != ["up"]:
+            raise DemoError("Say `up` or `down`.")
+        elif os.environ.get("CLUSTER", "devcluster") == "existing":
+            up_existing(os.environ.get("IMAGE", ""))
+        else:
+            up_local()
+    except DemoError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    except subprocess.CalledProcessError as error:
+        print(f"demo: {' '.join(map(str, error.cmd[:6]))} … ended with {error.returncode}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("demo: stopped. `make demo` starts anew, `make demo-down` cleans up.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
