@@ -29,6 +29,7 @@ CONNECT_SECONDS: Final = 10.0
 
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
+STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
 
 Query = Mapping[str, str | int | bool]
@@ -113,6 +114,10 @@ class KubeClient:
     async def merge_patch(self, path: str, body: Mapping[str, Any]) -> bytes:
         """Patch by merge (RFC 7386): null removes a key, a list is replaced whole. Raises KubeError."""
         return await self._request("PATCH", path, body=body, content_type=MERGE_PATCH)
+
+    async def strategic_patch(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """Patch a built-in kind: items of its lists are found by their key. Raises KubeError."""
+        return await self._request("PATCH", path, body=body, content_type=STRATEGIC_PATCH)
 
     async def json_patch(self, path: str, operations: list[Mapping[str, Any]]) -> bytes:
         """Patch by JSON patch (RFC 6902); a `test` that fails is InvalidError. Raises KubeError."""
