@@ -61,6 +61,8 @@ static const struct field fields[] = {
     READS(190, U32, power_limit_milliwatts),
     READS(191, U64, energy_millijoules),
     READS(192, U32, power_limit_milliwatts),
+    READS(197, U64, pcie_tx_bytes),
+    READS(198, U64, pcie_rx_bytes),
     IS(230, U32, 0), /* no recovery action */
     IS(269, U64, 0),
     IS(270, U64, 0),

@@ -101,7 +101,7 @@ DEVICE_CALL(nvmlDeviceGetRunningProcessDetailList,
     for (uint32_t i = 0; i < found; i++)
         details->array[i] = (nvmlProcessDetail_v1_t){
             .pid = entries[i].pid, .used = entries[i].memory_bytes, .gpu_instance = NO_INSTANCE,
-            .compute_instance = NO_INSTANCE, .used_protected = NOT_AVAILABLE};
+            .compute_instance = NO_INSTANCE}; /* no confidential computing: none protected */
     return NVML_SUCCESS;
 }
 

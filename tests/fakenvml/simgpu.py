@@ -77,6 +77,8 @@ READINGS = (
     "decoder_utilization_percent",
     "pcie_tx_kilobytes_per_second",
     "pcie_rx_kilobytes_per_second",
+    "pcie_tx_bytes",
+    "pcie_rx_bytes",
     "pcie_replays",
     "clocks_event_reasons",
     "ecc_corrected_volatile",
@@ -887,6 +889,11 @@ def _start_integration(gpu: FakeGpu) -> None:
     gpu.temperature_celsius = 28.0 + 50.0 * idle_share
 
 
+def _new_epoch() -> int:
+    """Return a number that no other start of the counters has, not even another file's."""
+    return (time.monotonic_ns() >> 10) % 2**32
+
+
 def _fill_state(state: FakeState, gpus: int, model: Model, driver_version: str) -> None:
     for index in range(MAX_GPUS):
         if index < gpus:
@@ -896,7 +903,7 @@ def _fill_state(state: FakeState, gpus: int, model: Model, driver_version: str) 
     state.size, state.gpu_count = ctypes.sizeof(FakeState), gpus
     state.driver_version = driver_version.encode()
     state.nvml_version = f"12.{driver_version}".encode()
-    state.cuda_version = 12080
+    state.cuda_version, state.epoch = 12080, _new_epoch()
     state.magic, state.version = MAGIC, VERSION
 
 
@@ -962,7 +969,7 @@ def reset(file: StateFile | None = None) -> None:
             _start_integration(gpu)
         for client in state.clients:
             client.calls, client.max_inside, client.threads = 0, client.inside, 0
-        state.epoch += 1
+        state.epoch = _new_epoch()
 
 
 # ---- for tests: values ----

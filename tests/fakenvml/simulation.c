@@ -10,6 +10,7 @@
  *                   idle + u_i * (0.9 * limit - idle)
  *   temperature     follows 28 + 50 * power / limit degrees with a time constant of 10 s
  *   NVLink          busy * 20 GiB/s sent, 0.75 of it received
+ *   PCIe            busy * 1.2 GB/s sent and 2.6 GB/s received, apart from a trickle
  */
 #define _GNU_SOURCE
 #include "fake.h"
@@ -24,6 +25,8 @@
 #define TEMPERATURE_SECONDS 10.0
 #define NVLINK_TX_KIBIBYTES_PER_SECOND (20.0 * 1024 * 1024)
 #define NVLINK_RX_SHARE 0.75
+#define PCIE_TX_KILOBYTES_PER_SECOND 1200000.0
+#define PCIE_RX_KILOBYTES_PER_SECOND 2600000.0
 
 /* Some process holds the lock of this context: it lives. Works through a read-only descriptor. */
 static bool context_locked(uint32_t slot)
@@ -203,6 +206,13 @@ static uint64_t clock_value(uint32_t index, enum reading reading)
     return load_of(index).busy > 0 ? gpu->sm_clock_max_mhz : gpu->sm_clock_idle_mhz;
 }
 
+/* Both run with the busy time, so the NVLink counter tells that time. */
+static uint64_t pcie_bytes(uint32_t index, double kilobytes_per_second)
+{
+    double busy_seconds = integrate(index).tx_kibibytes / NVLINK_TX_KIBIBYTES_PER_SECOND;
+    return (uint64_t)(busy_seconds * kilobytes_per_second * 1000.0);
+}
+
 static uint64_t simulated(uint32_t index, enum reading reading)
 {
     switch (reading) {
@@ -221,8 +231,12 @@ static uint64_t simulated(uint32_t index, enum reading reading)
     case READING_sm_clock_mhz:
     case READING_memory_clock_mhz:
     case READING_video_clock_mhz: return clock_value(index, reading);
-    case READING_pcie_tx_kilobytes_per_second: return 400 + rounded(load_of(index).busy * 1200000);
-    case READING_pcie_rx_kilobytes_per_second: return 700 + rounded(load_of(index).busy * 2600000);
+    case READING_pcie_tx_kilobytes_per_second:
+        return 400 + rounded(load_of(index).busy * PCIE_TX_KILOBYTES_PER_SECOND);
+    case READING_pcie_rx_kilobytes_per_second:
+        return 700 + rounded(load_of(index).busy * PCIE_RX_KILOBYTES_PER_SECOND);
+    case READING_pcie_tx_bytes: return pcie_bytes(index, PCIE_TX_KILOBYTES_PER_SECOND);
+    case READING_pcie_rx_bytes: return pcie_bytes(index, PCIE_RX_KILOBYTES_PER_SECOND);
     case READING_clocks_event_reasons: return event_reasons(index);
     case READING_nvlink_tx_kibibytes: return (uint64_t)integrate(index).tx_kibibytes;
     case READING_nvlink_rx_kibibytes: return (uint64_t)integrate(index).rx_kibibytes;

@@ -44,7 +44,7 @@
     X(memory_temperature_celsius) X(sm_clock_mhz) X(memory_clock_mhz) X(video_clock_mhz)         \
     X(performance_state) X(fan_speed_percent) X(encoder_utilization_percent)                     \
     X(decoder_utilization_percent) X(pcie_tx_kilobytes_per_second)                               \
-    X(pcie_rx_kilobytes_per_second) X(pcie_replays) X(clocks_event_reasons)                      \
+    X(pcie_rx_kilobytes_per_second) X(pcie_tx_bytes) X(pcie_rx_bytes) X(pcie_replays) X(clocks_event_reasons)                      \
     X(ecc_corrected_volatile) X(ecc_uncorrected_volatile) X(ecc_corrected_aggregate)             \
     X(ecc_uncorrected_aggregate) X(remapped_rows_correctable) X(remapped_rows_uncorrectable)     \
     X(remapped_rows_pending) X(remapped_rows_failure) X(retired_pages_corrected)                 \
@@ -171,7 +171,7 @@ struct fake_state {
     uint32_t change;              /* raised at each change; waiting calls sleep on it (futex) */
     uint32_t max_concurrency;     /* the most calls that any one process had inside at once */
     uint32_t cuda_version;        /* 12080 means 12.8 */
-    uint32_t epoch;               /* raised when counters start anew (reset) */
+    uint32_t epoch;               /* another one whenever counters start anew */
     uint32_t contexts_limit;      /* no context from this number on was ever used */
     char driver_version[80];
     char nvml_version[80];
