@@ -52,10 +52,10 @@ class Work:
 def work_of(rank: int) -> Work:
     """Return the work of a rank, as the scenario shares it out."""
     if os.environ.get("SCENARIO", "balanced") != "hot-gpu0":
-        return Work(utilization=0.60 + 0.01 * (rank % 6), peak_bytes=(36 + rank % 5) * GIB)
+        return Work(utilization=(60 + rank % 6) / 100, peak_bytes=(36 + rank % 5) * GIB)
     if rank == 0:
         return Work(utilization=0.85, peak_bytes=78 * GIB)
-    return Work(utilization=0.10 + 0.01 * (rank % 3), peak_bytes=(18 + rank % 3) * GIB)
+    return Work(utilization=(10 + rank % 3) / 100, peak_bytes=(18 + rank % 3) * GIB)
 
 
 def hold(gpu: simgpu.Gpu, size_bytes: int) -> None:
@@ -152,7 +152,7 @@ class TaskRunner:
         ]
         self._all("actor_rollout_ref_init_model", 2.0)
         for step in range(1, int(config.get("trainer.total_training_steps", "12")) + 1):
-            print(console_line(step, self._step()), flush=True)  # noqa: T201 - verl's console
+            print(console_line(step, self._step()), flush=True)
 
     def _start_worker(self, node: int, local_rank: int, gpus: int, group: PlacementGroup) -> ray.actor.ActorHandle:
         options = {

@@ -51,7 +51,7 @@ def train(steps: int) -> None:
             time.sleep(STEP_SECONDS)
         if rank == 0:
             line = f"step:{step} - train/loss:{2.1 / step**0.5:.3f} - train/time(s):{STEP_SECONDS:.3f}"
-            print(line, flush=True)  # noqa: T201 - verl's console
+            print(line, flush=True)
         time.sleep(PAUSE_SECONDS)
 
 

@@ -1,0 +1,128 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""The operator's own pods and what stands around them."""
+
+import pytest
+
+from tests.unit.chart.rendering import RELEASE, Chart, Object, Rendered
+
+COMPONENTS = ("controller", "webhook")
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_restricted_pod_security_admits_it(default: Rendered, component: str) -> None:
+    """Each control of the restricted standard, version 1.36, that our pods touch."""
+    pod = default.pod(component)
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] != 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+    assert all(set(volume) - {"name"} <= {"configMap", "emptyDir"} for volume in pod["volumes"])
+    for container in pod["containers"]:
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["readOnlyRootFilesystem"] is True
+        assert not any("hostPort" in port for port in container["ports"])
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_it_is_started_and_probed_as_the_programs_expect(default: Rendered, component: str) -> None:
+    container = default.pod(component)["containers"][0]
+    assert container["command"] == [
+        f"/opt/gpumonitor/bin/gpumon-{component}",
+        "--settings",
+        "/etc/gpumonitor/settings.json",
+    ]
+    fields = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in container["env"]}
+    assert fields == {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "POD_UID": "metadata.uid"}
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
+    assert "limits" in container["resources"]
+
+
+@pytest.mark.parametrize(
+    ("component", "ports"),
+    [
+        pytest.param("controller", {"report": (8443, 8443), "metrics": (8081, 8081)}, id="controller"),
+        pytest.param("webhook", {"webhook": (443, 9443), "metrics": (8081, 8081)}, id="webhook"),
+    ],
+)
+def test_ports(default: Rendered, component: str, ports: dict[str, tuple[int, int]]) -> None:
+    """Port of the Service, and of the container behind it, by name."""
+    inside = {one["name"]: one["containerPort"] for one in default.pod(component)["containers"][0]["ports"]}
+    service = default.get("Service", f"{RELEASE}-{component}")["spec"]
+    assert {one["name"]: (one["port"], inside[one["targetPort"]]) for one in service["ports"]} == ports
+    labels = default.get("Deployment", f"{RELEASE}-{component}")["spec"]["template"]["metadata"]["labels"]
+    assert service["selector"].items() <= labels.items()
+
+
+def test_there_is_never_a_second_controller(default: Rendered) -> None:
+    spec = default.get("Deployment", f"{RELEASE}-controller")["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+
+
+def test_there_is_always_a_webhook(default: Rendered) -> None:
+    spec = default.get("Deployment", f"{RELEASE}-webhook")["spec"]
+    assert spec["replicas"] == 2
+    assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    assert default.get("PodDisruptionBudget", f"{RELEASE}-webhook")["spec"]["maxUnavailable"] == 1
+    assert default.pod("webhook")["topologySpreadConstraints"][0]["whenUnsatisfiable"] == "ScheduleAnyway"
+
+
+def test_nothing_is_privileged_by_default_in_what_a_person_adds(chart: Chart) -> None:
+    """Placement and metadata reach the pods of their own component."""
+    values: Object = {
+        "controller": {
+            "nodeSelector": {"a": "b"},
+            "tolerations": [{"operator": "Exists"}],
+            "priorityClassName": "high",
+            "podAnnotations": {"x": "y"},
+            "podLabels": {"team": "z"},
+            "extraEnv": [{"name": "E", "value": "1"}],
+        }
+    }
+    rendered = chart.render(values)
+    pod, other = rendered.pod("controller"), rendered.pod("webhook")
+    assert (pod["nodeSelector"], pod["tolerations"]) == ({"a": "b"}, [{"operator": "Exists"}])
+    assert pod["priorityClassName"] == "high"
+    assert {"name": "E", "value": "1"} in pod["containers"][0]["env"]
+    assert not {"nodeSelector", "tolerations", "priorityClassName"} & set(other)
+    metadata = rendered.get("Deployment", f"{RELEASE}-controller")["spec"]["template"]["metadata"]
+    assert metadata["annotations"]["x"] == "y"
+    assert metadata["labels"]["team"] == "z"
+
+
+def test_network_policies_let_in_what_is_needed(default: Rendered, chart: Chart) -> None:
+    for component, port in (("controller", "report"), ("webhook", "webhook")):
+        spec = default.get("NetworkPolicy", f"{RELEASE}-{component}")["spec"]
+        assert spec["policyTypes"] == ["Ingress"]
+        assert [rule["ports"][0]["port"] for rule in spec["ingress"]] == [port, "metrics"]
+        assert not any("from" in rule for rule in spec["ingress"])
+    scraper = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    narrowed = chart.render({"networkPolicy": {"metricsFrom": scraper}})
+    rules = narrowed.get("NetworkPolicy", f"{RELEASE}-webhook")["spec"]["ingress"]
+    assert [rule.get("from") for rule in rules] == [None, scraper]
+    assert not chart.render({"networkPolicy": {"enabled": False}}).of("NetworkPolicy")
+
+
+def test_pod_monitors_wait_for_their_api(default: Rendered, chart: Chart) -> None:
+    assert not default.of("PodMonitor")
+    served = chart.render({}, "--api-versions", "monitoring.coreos.com/v1/PodMonitor").of("PodMonitor")
+    forced = chart.render({"podMonitor": {"mode": "enabled"}}).of("PodMonitor")
+    assert served == forced
+    assert len(forced) == 4
+
+
+def test_no_pod_can_write_anothers_series(chart: Chart) -> None:
+    rendered = chart.render({"podMonitor": {"mode": "enabled", "labels": {"release": "prom"}}})
+    for family in ("ray", "kubeflow"):
+        monitor = rendered.get("PodMonitor", f"{RELEASE}-{family}")
+        assert monitor["metadata"]["labels"]["release"] == "prom"
+        assert monitor["spec"]["namespaceSelector"] == {"any": True}
+        endpoint = monitor["spec"]["podMetricsEndpoints"][0]
+        assert endpoint["port"] == "gpumon-metrics"
+        assert endpoint["honorLabels"] is False
+        assert endpoint["metricRelabelings"][0]["action"] == "labeldrop"
+    own = rendered.get("PodMonitor", f"{RELEASE}-controller")["spec"]["podMetricsEndpoints"][0]
+    assert own["honorLabels"] is True

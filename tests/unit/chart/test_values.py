@@ -1,0 +1,87 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a person writes into values: misspelt or impossible ones are refused, with a sentence that helps."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.unit.chart.rendering import CHART, REGISTRY, Chart, Object
+
+FREE = {"podSecurityContext", "containerSecurityContext", "diagnosis.oomRisk", "diagnosis.imbalance"}
+"""Values whose content the chart hands on."""
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        pytest.param({}, "image.registry is not set", id="no registry"),
+        pytest.param({"imge": {}}, "imge", id="a misspelt name"),
+        pytest.param({"injection": {"modus": "optIn"}}, "modus", id="a misspelt name below"),
+        pytest.param({"injection": {"mode": "opt-in"}}, "mode", id="a mode that is none"),
+        pytest.param({"image": {"registry": "https://x.example"}}, "registry", id="a registry with scheme"),
+        pytest.param({"image": {"registry": REGISTRY, "pullPolicy": "Sometimes"}}, "pullPolicy", id="a pull policy"),
+        pytest.param({"image": {"registry": REGISTRY, "sidecar": {"digest": "abc"}}}, "digest", id="half a digest"),
+        pytest.param({"report": {"intervalSeconds": 0}}, "intervalSeconds", id="no pause between reports"),
+        pytest.param({"controller": {"replicas": 2}}, "replicas", id="a second controller"),
+        pytest.param({"webhook": {"timeoutSeconds": 30}}, "timeoutSeconds", id="a webhook that holds pods up"),
+        pytest.param(
+            {"injection": {"sidecarResources": {"guaranteed": {"cpu": "much", "memory": "1Gi"}}}},
+            "cpu",
+            id="a quantity",
+        ),
+    ],
+)
+def test_nonsense_is_refused(chart: Chart, values: Object, says: str) -> None:
+    assert says in chart.refusal(values)
+
+
+def paths(document: Object, above: str = "") -> Iterator[str]:
+    """Dotted names of all values that a person can set one by one."""
+    for key, value in document.items():
+        path = f"{above}{key}"
+        if isinstance(value, dict) and value and path not in FREE:
+            yield from paths(value, f"{path}.")
+        else:
+            yield path
+
+
+def schema_paths(schema: Object, definitions: Object, above: str = "") -> Iterator[str]:
+    """Dotted names of all values that the schema knows."""
+    for key, found in schema.get("properties", {}).items():
+        path = f"{above}{key}"
+        one = definitions[found["$ref"].rsplit("/", 1)[-1]] if "$ref" in found else found
+        if one.get("properties") and path not in FREE:
+            yield from schema_paths(one, definitions, f"{path}.")
+        else:
+            yield path
+
+
+def test_schema_and_values_know_the_same_names() -> None:
+    values: Any = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema: Any = json.loads((CHART / "values.schema.json").read_text())
+    known = set(schema_paths(schema, schema["definitions"])) - {"global"}
+    given = {re.sub(r"(resources\.(requests|limits))\..*", r"\1", path) for path in paths(values)}
+    assert (
+        given | {f"{name}.resources.{part}" for name in ("controller", "webhook") for part in ("requests", "limits")}
+        == known
+    )
+
+
+def test_every_object_of_the_schema_is_closed() -> None:
+    """Where names are ours, a name that is not there is an error."""
+    schema: Any = json.loads((CHART / "values.schema.json").read_text())
+
+    def check(one: Object, path: str) -> None:
+        if "properties" in one:
+            assert one.get("additionalProperties") is False or path.endswith("extraEnv[]"), path
+        for name, inner in one.get("properties", {}).items():
+            check(inner, f"{path}.{name}")
+        if isinstance(one.get("items"), dict):
+            check(one["items"], f"{path}[]")
+
+    check(schema, "")
