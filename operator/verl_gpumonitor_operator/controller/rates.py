@@ -24,18 +24,22 @@ class Bucket:
         self._level = rate.burst
         self._at = now
 
-    def take(self, now: float) -> float:
-        """Take one token at `now` (seconds, never running back for long).
-
-        Returns 0.0 if there was one, else the seconds until there will be; nothing is taken then.
-        """
+    def wait(self, now: float) -> float:
+        """Return the seconds until there is a token; 0.0 if there is one at `now`. Nothing is taken."""
         # A clock that was set back gives nothing, and takes nothing away.
         self._level = min(self._rate.burst, self._level + max(0.0, now - self._at) * self._rate.per_second)
         self._at = now
-        if self._level >= 1.0:
+        return max(0.0, (1.0 - self._level) / self._rate.per_second)
+
+    def take(self, now: float) -> float:
+        """Take one token at `now`.
+
+        Returns 0.0 if there was one, else the seconds until there will be; nothing is taken then.
+        """
+        wait = self.wait(now)
+        if wait == 0.0:
             self._level -= 1.0
-            return 0.0
-        return (1.0 - self._level) / self._rate.per_second
+        return wait
 
 
 class KeyedBuckets:

@@ -81,7 +81,7 @@ class _KubernetesClaims(msgspec.Struct, frozen=True):
 
 
 class _Payload(msgspec.Struct, frozen=True):
-    exp: Annotated[int | float, Meta(gt=0, lt=1e11)]
+    exp: Annotated[float, Meta(gt=0, lt=1e11)]
     aud: list[str] | str
     claims: _KubernetesClaims = msgspec.field(name="kubernetes.io")
 
@@ -295,8 +295,11 @@ class Tokens:
         wait = self._limits.retry_after_seconds
         if len(self._running) < self._limits.waiting:
             if self._known_pod(claims):
-                # The pod's own budget first: one pod's forgeries are not to eat into that of all.
-                wait = self._each_pod.take(claims.pod_uid, now) or self._known.take(now)
+                # Nothing is taken from one budget where the other is empty: neither do one pod's forgeries eat into
+                # that of all, nor does the rush after a restart eat into the pod's own.
+                wait = self._known.wait(now) or self._each_pod.take(claims.pod_uid, now)
+                if wait == 0.0:
+                    self._known.take(now)
             else:
                 wait = self._unknown.take(now)
         if wait > 0.0:
