@@ -1,0 +1,119 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""GPUMonitor objects as they were seen, and which of them belongs to which workload. Pure.
+
+The controller makes one for each workload, named like it. One that a person made for the same workload is used instead,
+whatever its name. An object of ours is told by its label; only those are ever deleted.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from .documents import MANAGED_BY
+from .jobs import KINDS, JobKind, JsonObject, unix_seconds
+
+GROUP: Final = "gpumonitor.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+KIND: Final = "GPUMonitor"
+PLURAL: Final = "gpumonitors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MonitorSeen:
+    """One GPUMonitor."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    created_at: float | None
+    kind: JobKind
+    """Of its workload."""
+    workload_name: str
+    managed: bool
+    """Made by the controller."""
+    deleting: bool = False
+    muted_reasons: frozenset[str] = frozenset()
+    retention_seconds: float | None = None
+    """None: the controller's own setting."""
+    status: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """As it was last read."""
+
+    @property
+    def workload_uid(self) -> str | None:
+        """Run that its status speaks of; None before the first status."""
+        workload = self.status.get("workload")
+        uid = workload.get("uid") if isinstance(workload, Mapping) else None
+        return uid if isinstance(uid, str) else None
+
+    @property
+    def completed_at(self) -> float | None:
+        """When the run of its status ended (Unix seconds); None while it runs, or that is not known."""
+        workload = self.status.get("workload")
+        return unix_seconds(workload.get("completionTime")) if isinstance(workload, Mapping) else None
+
+
+def from_object(body: JsonObject) -> MonitorSeen | None:
+    """Read one object. None when it has no identity, or refers to nothing that can be a workload."""
+    metadata, spec, status = (_mapping(body, key) for key in ("metadata", "spec", "status"))
+    reference = _mapping(spec, "workloadRef")
+    try:
+        kind = JobKind(str(reference.get("kind")))
+    except ValueError:
+        return None
+    namespace, name, uid = (metadata.get(key) for key in ("namespace", "name", "uid"))
+    workload_name = reference.get("name")
+    if not all(isinstance(value, str) and value for value in (namespace, name, uid, workload_name)):
+        return None
+    labels, retention, muted = _mapping(metadata, "labels"), spec.get("retentionSeconds"), spec.get("mutedReasons")
+    return MonitorSeen(
+        namespace=str(namespace),
+        name=str(name),
+        uid=str(uid),
+        generation=_whole(metadata.get("generation")),
+        created_at=unix_seconds(metadata.get("creationTimestamp")),
+        kind=kind,
+        workload_name=str(workload_name),
+        managed=all(labels.get(key) == value for key, value in MANAGED_BY.items()),
+        deleting=metadata.get("deletionTimestamp") is not None,
+        muted_reasons=frozenset(str(reason) for reason in muted) if isinstance(muted, list) else frozenset(),
+        retention_seconds=float(retention) if isinstance(retention, int) and retention >= 0 else None,
+        status=status,
+    )
+
+
+def chosen(monitors: Iterable[MonitorSeen], *, kind: JobKind, name: str) -> MonitorSeen | None:
+    """Return the one that shows this workload, of those of its namespace: a hand-made one first, then the oldest."""
+    fitting = [item for item in monitors if item.kind is kind and item.workload_name == name and not item.deleting]
+    return min(fitting, key=lambda item: (item.managed, item.created_at or 0.0, item.name), default=None)
+
+
+def name_for(*, kind: JobKind, name: str, taken: Mapping[str, MonitorSeen]) -> str:
+    """Name for a new one: that of the workload, or with its kind where that name is taken by another workload's."""
+    holder = taken.get(name)
+    if holder is None or (holder.kind is kind and holder.workload_name == name):
+        return name
+    return f"{name[: 252 - len(kind)]}-{kind.lower()}"
+
+
+def new_object(*, kind: JobKind, namespace: str, name: str, workload_name: str) -> dict[str, Any]:
+    """Return the GPUMonitor to create. No ownerReference: it outlives the job."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name, "namespace": namespace, "labels": dict(MANAGED_BY)},
+        "spec": {
+            "workloadRef": {"apiVersion": KINDS[kind].api_version, "kind": kind.value, "name": workload_name},
+        },
+    }
+
+
+def _mapping(body: JsonObject, key: str) -> Mapping[str, Any]:
+    value = body.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0

@@ -1,0 +1,365 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""From what is known of a workload to `GPUMonitor.status`, and when a new one is worth a write. Pure.
+
+A status is a summary: its lists are bounded, its texts are cut, and what is not known has no key. The bounds are those
+of the CRD, of which a test holds this module to be within.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+from verl_gpumonitor.model.report import GpuReport
+from verl_gpumonitor.model.vocabulary import GpuState, Phase
+
+from .jobs import JobSeen, timestamp
+from .ledger import Peak as MemoryPeak
+from .ledger import Totals, higher
+from .telemetry import PodSummary, Seen, Telemetry
+
+MAX_WORST: Final = 16
+MAX_UNMONITORED: Final = 16
+UTILIZATION_STEP: Final = 0.05
+MEMORY_STEP: Final = 0.02
+
+Status = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuView:
+    """One of the job's GPUs at this moment."""
+
+    pod: str
+    node: str | None
+    pool: str
+    report: GpuReport
+    utilization: float | None
+    """Mean over the last minute; None while that cannot be said."""
+
+    @property
+    def peak(self) -> MemoryPeak | None:
+        """Highest memory in use in the last minute, or the present one where the source knows no peaks."""
+        used = self.report.memory_recent_peak_bytes
+        used = used if used is not None else self.report.memory_used_bytes
+        total = self.report.memory_total_bytes
+        return MemoryPeak(used, total) if used is not None and total else None
+
+    @property
+    def load(self) -> float | None:
+        """Load over the last minute, or the newest sample's while there is no such time yet."""
+        return self.utilization if self.utilization is not None else self.report.utilization
+
+    @property
+    def reported(self) -> bool:
+        """It is well, and at least one value of it is fresh."""
+        fresh = self.report.utilization is not None or self.report.memory_used_bytes is not None
+        return self.report.state is GpuState.OK and fresh
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Condition:
+    """One condition as it is judged now."""
+
+    type: str
+    status: str
+    """`True`, `False` or `Unknown`."""
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """All that a status is made of."""
+
+    job: JobSeen
+    phase: Phase
+    ended: bool
+    completed_at: float | None
+    gpus_requested: int
+    gpus: Sequence[GpuView]
+    pods: Sequence[PodSummary]
+    telemetry: Sequence[Telemetry]
+    """Newest reports of the pods that asked for GPUs and are seen."""
+    totals: Totals
+    conditions: Sequence[Condition]
+    health: str
+    gpu_notes: Mapping[str, str]
+    """By UUID: why a GPU needs a look."""
+    generation: int | None
+    ledger: str | None
+    message: str | None = None
+    """What is missing, in a sentence."""
+
+
+def render(picture: Picture, *, before: Mapping[str, Any], now: float) -> Status:
+    """Return the whole status. `before`: the last one, of which times of transitions and the run before are kept."""
+    job = picture.job
+    status: Status = {
+        "observedGeneration": picture.generation,
+        "phase": picture.phase.value,
+        "health": picture.health[:128],
+        "workload": {
+            "uid": job.uid,
+            "startTime": timestamp(job.started_at if job.started_at is not None else job.created_at),
+            "completionTime": timestamp(picture.completed_at),
+            "message": job.message[:1024] if job.message else None,
+            "rayCluster": job.ray_cluster,
+        },
+        "gpus": _gpus(picture, before),
+        "utilization": _utilization(picture),
+        "memory": _memory(picture),
+        "dataQuality": _quality(picture, before),
+        "totals": _totals(picture.totals),
+        "worstGpus": [_worst(gpu, picture.gpu_notes) for gpu in worst(picture)] or _kept(picture, before, "worstGpus"),
+        "unmonitoredPods": _unmonitored(picture),
+        "conditions": merged(before.get("conditions"), picture.conditions, picture.generation, now),
+        "previousRun": before.get("previousRun"),
+        "ledger": picture.ledger,
+    }
+    return {key: known for key, value in status.items() if (known := _known(value)) not in (None, {}, [])}
+
+
+def _gpus(picture: Picture, before: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    if picture.ended:
+        # Pods are gone at the end; how many GPUs were seen while it ran is what remains of interest.
+        kept = before.get("gpus")
+        if isinstance(kept, Mapping):
+            return kept
+    reported = sum(1 for gpu in picture.gpus if gpu.reported)
+    requested = picture.gpus_requested
+    return {"requested": requested, "reported": reported, "text": f"{reported}/{requested}"}
+
+
+def _kept(picture: Picture, before: Mapping[str, Any], key: str) -> Any:
+    return before.get(key) if picture.ended else None
+
+
+def mean_utilization(picture: Picture) -> float | None:
+    """Mean load of the reported GPUs; at the end, that of the whole life."""
+    if picture.ended:
+        return picture.totals.utilization
+    loads = [gpu.load for gpu in picture.gpus if gpu.reported and gpu.load is not None]
+    return sum(loads) / len(loads) if loads else None
+
+
+def _utilization(picture: Picture) -> Mapping[str, Any] | None:
+    mean = mean_utilization(picture)
+    return None if mean is None else {"mean": round(mean, 4), "text": percent(mean)}
+
+
+def _memory(picture: Picture) -> Mapping[str, Any] | None:
+    peak = picture.totals.peak if picture.ended else None
+    if not picture.ended:
+        for gpu in picture.gpus:
+            peak = higher(peak, gpu.peak if gpu.reported else None)
+    if peak is None:
+        return None
+    return {
+        "peakRatio": round(peak.ratio, 4),
+        "peakBytes": peak.used_bytes,
+        "totalBytes": peak.total_bytes,
+        "text": percent(peak.ratio),
+    }
+
+
+def percent(ratio: float) -> str:
+    """Ratio as people read it, in whole percent. Example: 0.714 gives `71%`."""
+    return f"{round(ratio * 100)}%"
+
+
+WEAKEST_FIRST: Final = ("none", "ray-agent", "nvml")
+
+
+def _quality(picture: Picture, before: Mapping[str, Any]) -> Mapping[str, Any]:
+    counted = [pod for pod in picture.pods if pod.gpus_requested > 0 and pod.verdict.seen is not Seen.DONE]
+    sources = {item.source.value for item in picture.telemetry}
+    ownerships = sorted({item.ownership.value for item in picture.telemetry})
+    kept = before.get("dataQuality")
+    kept = kept if picture.ended and isinstance(kept, Mapping) else {}
+    return {
+        "source": next((word for word in WEAKEST_FIRST if word in sources), kept.get("source")),
+        "ownership": ", ".join(ownerships)[:64] if ownerships else kept.get("ownership"),
+        "podsMonitored": sum(1 for pod in counted if pod.verdict.seen is Seen.MONITORED),
+        "podsUnmonitored": sum(1 for pod in picture.pods if pod.verdict.seen is Seen.UNMONITORED),
+        "message": picture.message[:1024] if picture.message else None,
+        "gapsSeconds": round(picture.totals.gaps_seconds, 1),
+        "lostStarts": picture.totals.lost_starts,
+    }
+
+
+def _totals(totals: Totals) -> Mapping[str, Any] | None:
+    if totals.gpu_seconds <= 0 and totals.energy_joules is None:
+        return None
+    return {
+        "gpuSeconds": round(totals.gpu_seconds, 1),
+        "busySeconds": round(totals.busy_seconds, 1),
+        "energyJoules": None if totals.energy_joules is None else round(totals.energy_joules, 1),
+    }
+
+
+def worst(picture: Picture) -> list[GpuView]:
+    """GPUs that need a look first: faulty ones, those of open findings, then those nearest to their memory's limit."""
+
+    def rank(gpu: GpuView) -> tuple[bool, bool, float, str]:
+        peak = gpu.peak
+        noted = gpu.report.uuid in picture.gpu_notes
+        return (gpu.report.state is GpuState.OK, not noted, -(peak.ratio if peak else 0.0), gpu.report.uuid)
+
+    return sorted(picture.gpus, key=rank)[:MAX_WORST]
+
+
+def _worst(gpu: GpuView, notes: Mapping[str, str]) -> Mapping[str, Any]:
+    report, peak = gpu.report, gpu.peak
+    note = notes.get(report.uuid) or report.error
+    return {
+        "pod": gpu.pod[:253],
+        "node": gpu.node,
+        "uuid": report.uuid,
+        "index": report.index,
+        "model": report.model,
+        "state": report.state.value,
+        "utilization": None if gpu.load is None else round(gpu.load, 4),
+        "memoryUsedBytes": report.memory_used_bytes,
+        "memoryPeakBytes": peak.used_bytes if peak else None,
+        "memoryTotalBytes": report.memory_total_bytes,
+        "temperatureCelsius": report.temperature_celsius,
+        "powerWatts": report.power_watts,
+        "note": note[:512] if note else None,
+    }
+
+
+def _unmonitored(picture: Picture) -> list[Mapping[str, Any]]:
+    pods = [pod for pod in picture.pods if pod.verdict.seen is Seen.UNMONITORED]
+    return [
+        {
+            "name": pod.name[:253],
+            "reason": (pod.verdict.reason or "Unknown")[:128],
+            "message": (pod.verdict.message or "")[:1024] or None,
+        }
+        for pod in sorted(pods, key=lambda pod: pod.name)[:MAX_UNMONITORED]
+    ]
+
+
+def merged(before: object, conditions: Sequence[Condition], generation: int | None, now: float) -> list[Status]:
+    """Return conditions with the time of their last change of status; types that are not judged now stay."""
+    old = {
+        item["type"]: item
+        for item in (before if isinstance(before, list) else [])
+        if isinstance(item, Mapping) and isinstance(item.get("type"), str)
+    }
+    new: dict[str, Status] = {}
+    for condition in conditions:
+        previous = old.get(condition.type, {})
+        same = previous.get("status") == condition.status and previous.get("lastTransitionTime")
+        new[condition.type] = {
+            "type": condition.type,
+            "status": condition.status,
+            "reason": condition.reason[:128],
+            "message": condition.message[:4096],
+            "lastTransitionTime": previous["lastTransitionTime"] if same else timestamp(now),
+            "observedGeneration": generation,
+        }
+    kept = [dict(item) for name, item in old.items() if name not in new]
+    return sorted([*kept, *new.values()], key=lambda item: str(item["type"]))[:32]
+
+
+def previous_run(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Summarise the status of a run that is over; None if it says of no run."""
+    workload = status.get("workload")
+    if not isinstance(workload, Mapping) or not workload.get("uid"):
+        return None
+    totals, memory = status.get("totals"), status.get("memory")
+    utilization = status.get("utilization")
+    mean = utilization.get("mean") if isinstance(utilization, Mapping) else None
+    if isinstance(totals, Mapping) and totals.get("gpuSeconds"):
+        mean = round(min(1.0, float(totals.get("busySeconds", 0.0)) / float(totals["gpuSeconds"])), 4)
+    summary = {
+        "uid": workload.get("uid"),
+        "phase": status.get("phase"),
+        "startTime": workload.get("startTime"),
+        "completionTime": workload.get("completionTime"),
+        "utilization": mean,
+        "memoryPeakRatio": memory.get("peakRatio") if isinstance(memory, Mapping) else None,
+        "health": status.get("health"),
+    }
+    return {key: value for key, value in summary.items() if value is not None}
+
+
+def _known(value: Any) -> Any:
+    """Leave out what is None or an empty object, at all depths; empty lists too, since absence says the same."""
+    if isinstance(value, Mapping):
+        known = {key: _known(item) for key, item in value.items()}
+        return {key: item for key, item in known.items() if item is not None and item != {} and item != []}
+    if isinstance(value, list):
+        return [_known(item) for item in value]
+    return value
+
+
+class Urgency(IntEnum):
+    """How much a new status matters beside the one that was written."""
+
+    NONE = 0
+    """Nothing differs."""
+    DRIFT = 1
+    """Numbers moved a little."""
+    CHANGE = 2
+    """A person would see a difference."""
+
+
+def urgency(before: Mapping[str, Any], after: Mapping[str, Any]) -> Urgency:
+    """Compare the status that was written with the new one."""
+    if before == after:
+        return Urgency.NONE
+    if _fixed(before) != _fixed(after):
+        return Urgency.CHANGE
+    if _moved(before, after, ("utilization", "mean"), UTILIZATION_STEP):
+        return Urgency.CHANGE
+    if _moved(before, after, ("memory", "peakRatio"), MEMORY_STEP):
+        return Urgency.CHANGE
+    return Urgency.DRIFT
+
+
+def _fixed(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Part of a status that does not drift."""
+    drifting = ("utilization", "memory", "totals", "worstGpus", "ledger")
+    fixed = {key: value for key, value in status.items() if key not in drifting}
+    quality = fixed.get("dataQuality")
+    if isinstance(quality, Mapping):
+        fixed["dataQuality"] = {key: value for key, value in quality.items() if key != "gapsSeconds"}
+    fixed["conditions"] = [
+        {key: item.get(key) for key in ("type", "status", "reason")}
+        for item in status.get("conditions") or ()
+        if isinstance(item, Mapping)
+    ]
+    worst_gpus = [item for item in status.get("worstGpus") or () if isinstance(item, Mapping)]
+    fixed["faulty"] = sorted(str(item.get("uuid")) for item in worst_gpus if item.get("state") != "ok")
+    return fixed
+
+
+def _moved(before: Mapping[str, Any], after: Mapping[str, Any], path: tuple[str, str], step: float) -> bool:
+    one, other = (_number(status, path) for status in (before, after))
+    if one is None or other is None:
+        return one is not other
+    return abs(one - other) >= step
+
+
+def _number(status: Mapping[str, Any], path: tuple[str, str]) -> float | None:
+    section = status.get(path[0])
+    value = section.get(path[1]) if isinstance(section, Mapping) else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> Status:
+    """Return the merge patch (RFC 7386) from one object to another: null removes a key, lists are replaced whole."""
+    patch: Status = {key: None for key in before if key not in after}
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            inner = merge_patch(old, value)
+            if inner:
+                patch[key] = inner
+        elif key not in before or old != value:
+            patch[key] = value
+    return patch

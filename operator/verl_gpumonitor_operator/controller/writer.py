@@ -1,0 +1,219 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Writes GPUMonitors: made, status patched, deleted; slowly enough for the API server, what matters first.
+
+The caller says what is to be written; this says when. A status that waits is replaced by a newer one of the same
+object, so that nothing old is ever written. The answer of each write comes back to the caller as an `Outcome`.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from verl_gpumonitor_operator.kube.client import KubeClient, object_path
+from verl_gpumonitor_operator.kube.errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    KubeError,
+    NotFoundError,
+)
+
+from . import monitors
+from .events import TokenBucket
+from .monitors import MonitorSeen
+from .status import Status, Urgency, merge_patch
+
+logger = logging.getLogger(__name__)
+
+WORKERS: Final = 4
+
+
+class Outcome(StrEnum):
+    """How a write ended; the value is the label of its metric."""
+
+    WRITTEN = "written"
+    UNCHANGED = "unchanged"
+    MISSING = "missing"
+    """The object, its namespace or the CRD is gone."""
+    REFUSED = "refused"
+    """Forbidden, as in a namespace that is being deleted."""
+    INVALID = "invalid"
+    """The schema does not admit it, which is a fault of ours or an older CRD."""
+    FAILED = "failed"
+    """The server did not answer, or failed itself; the same may work later."""
+
+
+def outcome_of(error: KubeError) -> Outcome:
+    """Classify a failed write."""
+    if isinstance(error, NotFoundError):
+        return Outcome.MISSING
+    if isinstance(error, ForbiddenError):
+        return Outcome.REFUSED
+    if isinstance(error, InvalidError):
+        return Outcome.INVALID
+    return Outcome.FAILED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatusWrite:
+    """One status to write."""
+
+    namespace: str
+    name: str
+    before: Mapping[str, Any]
+    """What is there, as far as we know."""
+    status: Status
+    urgency: Urgency
+    done: Callable[[Outcome, Status], None]
+    """Told how it ended, in the same loop."""
+
+
+@dataclass(kw_only=True, slots=True)
+class WriteCounts:
+    """For metrics."""
+
+    outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+    created: int = 0
+    deleted: int = 0
+    pruned_fields: frozenset[str] = frozenset()
+    """Fields of a status that the server did not keep: its CRD is older than this operator."""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    status: dict[str, Any] = {}
+
+
+class StatusWriter:
+    """Queue of status writes, and the two other verbs. Run `run` as a task."""
+
+    def __init__(self, client: KubeClient, *, writes_per_second: float, clock: Callable[[], float]) -> None:
+        self._client = client
+        self._clock = clock
+        self._bucket = TokenBucket(rate=writes_per_second, burst=max(1.0, writes_per_second))
+        self._queues: dict[Urgency, OrderedDict[tuple[str, str], StatusWrite]] = {
+            Urgency.CHANGE: OrderedDict(),
+            Urgency.DRIFT: OrderedDict(),
+        }
+        self._ready = asyncio.Semaphore(0)
+        self.counts = WriteCounts()
+
+    @property
+    def waiting(self) -> int:
+        """Number of statuses that wait."""
+        return sum(len(queue) for queue in self._queues.values())
+
+    def submit(self, write: StatusWrite) -> None:
+        """Queue a status in place of an older one of the same object. It keeps its place in the line."""
+        key = (write.namespace, write.name)
+        drifting, changed = self._queues[Urgency.DRIFT], self._queues[Urgency.CHANGE]
+        known = key in drifting or key in changed
+        if write.urgency is Urgency.CHANGE or key in changed:
+            drifting.pop(key, None)
+            changed[key] = write
+        else:
+            drifting[key] = write
+        if not known:
+            self._ready.release()
+
+    async def run(self) -> None:
+        """Write for ever, a few at a time."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WORKERS):
+                group.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            await self._ready.acquire()
+            await asyncio.sleep(self._bucket.wait(self._clock()))
+            write = self._next()
+            if write is not None:
+                outcome = await self._write(write)
+                self.counts.outcomes[outcome] += 1
+                write.done(outcome, write.status)
+
+    def _next(self) -> StatusWrite | None:
+        for queue in (self._queues[Urgency.CHANGE], self._queues[Urgency.DRIFT]):
+            if queue:
+                return queue.popitem(last=False)[1]
+        return None
+
+    async def _write(self, write: StatusWrite) -> Outcome:
+        patch = merge_patch(write.before, write.status)
+        if not patch:
+            return Outcome.UNCHANGED
+        path = object_path(monitors.API_VERSION, monitors.PLURAL, namespace=write.namespace, name=write.name)
+        try:
+            answer = await self._client.merge_patch(f"{path}/status", {"status": patch})
+        except KubeError as error:
+            outcome = outcome_of(error)
+            level = logging.ERROR if outcome is Outcome.INVALID else logging.WARNING
+            target = {"kind": monitors.KIND, "namespace": write.namespace, "name": write.name}
+            logger.log(level, "status was not written", extra={"object": target, "error": str(error)})
+            return outcome
+        self._look_for_pruning(write.status, answer)
+        return Outcome.WRITTEN
+
+    def _look_for_pruning(self, status: Status, answer: bytes) -> None:
+        """An older CRD drops fields that it does not know, silently. Say so once for each."""
+        try:
+            kept = msgspec.json.decode(answer, type=_Answer).status
+        except msgspec.DecodeError:
+            return
+        pruned = frozenset(pruned_fields(status, kept)) - self.counts.pruned_fields
+        if pruned:
+            self.counts.pruned_fields |= pruned
+            logger.error(
+                "the cluster's CRD of GPUMonitor is older than this operator: apply crds/ of this release",
+                extra={"reason": "CRDTooOld", "error": "fields dropped: " + ", ".join(sorted(pruned))},
+            )
+
+    async def create(self, body: Mapping[str, Any]) -> MonitorSeen | None:
+        """Create a GPUMonitor; returns it, or the one of that name that is there. None: not now. Never raises."""
+        namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
+        path = object_path(monitors.API_VERSION, monitors.PLURAL, namespace=namespace)
+        await asyncio.sleep(self._bucket.wait(self._clock()))
+        try:
+            try:
+                created = await self._client.post(path, body)
+                self.counts.created += 1
+            except ConflictError:
+                created = await self._client.get(f"{path}/{name}")
+        except KubeError as error:
+            self.counts.outcomes[outcome_of(error)] += 1
+            target = {"kind": monitors.KIND, "namespace": namespace, "name": name}
+            logger.warning("GPUMonitor was not created", extra={"object": target, "error": str(error)})
+            return None
+        return monitors.from_object(msgspec.json.decode(created))
+
+    async def delete(self, monitor: MonitorSeen) -> bool:
+        """Delete just this GPUMonitor, which must be one of ours. True when it is gone. Never raises."""
+        if not monitor.managed:
+            return False
+        path = object_path(monitors.API_VERSION, monitors.PLURAL, namespace=monitor.namespace, name=monitor.name)
+        try:
+            await self._client.delete(path, uid=monitor.uid)
+        except (NotFoundError, ConflictError):
+            return True
+        except KubeError as error:
+            logger.warning("GPUMonitor was not deleted", extra={"error": str(error)})
+            return False
+        self.counts.deleted += 1
+        return True
+
+
+def pruned_fields(sent: Mapping[str, Any], kept: Mapping[str, Any], prefix: str = "status") -> list[str]:
+    """Paths of object fields that were sent and are not there afterwards. Lists are not looked into."""
+    pruned: list[str] = []
+    for key, value in sent.items():
+        if key not in kept:
+            pruned.append(f"{prefix}.{key}")
+        elif isinstance(value, Mapping) and isinstance(kept[key], Mapping):
+            pruned += pruned_fields(value, kept[key], f"{prefix}.{key}")
+    return pruned
