@@ -32,11 +32,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-CA_BUNDLE: Final = "ca.crt"
-"""PEM bundle to trust: the CA that signs now first, then those trusted besides."""
-CA_KEY: Final = "ca.key"
-LEAF: Final = "tls.crt"
-LEAF_KEY: Final = "tls.key"
+from .certificates import CA_BUNDLE, CA_KEY, LEAF, LEAF_KEY
+
 NEXT_CA: Final = "next-ca.crt"
 NEXT_CA_KEY: Final = "next-ca.key"
 NEXT_CA_SINCE: Final = "next-ca.since"

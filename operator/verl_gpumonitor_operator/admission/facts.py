@@ -1,0 +1,106 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the admission knows of the cluster when it decides on a pod: plain values, gathered by `preflight`. Pure."""
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from .quantities import Amounts
+
+
+class Version(NamedTuple):
+    """Kubernetes version, as far as it matters."""
+
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+NATIVE_SIDECARS_SINCE: Final = Version(1, 29)
+"""Older API servers and kubelets drop `restartPolicy` of an init container, and the job would wait for ever."""
+
+_VERSION: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})")
+
+
+def version(text: str) -> Version | None:
+    """Read `v1.36.0-rc.1+abc`. None where it begins with no version."""
+    match = _VERSION.match(text)
+    return Version(int(match[1]), int(match[2])) if match else None
+
+
+class LimitRangeItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of a LimitRange; amounts by resource, empty where nothing is said."""
+
+    type: str
+    """`Container` or `Pod`; others do not concern pods."""
+    min: Amounts = {}
+    max: Amounts = {}
+    default: Amounts = {}
+    default_request: Amounts = {}
+    max_ratio: Amounts = {}
+    """Highest allowed limit / request; in billionths, as all amounts."""
+
+
+class Scope(msgspec.Struct, frozen=True, kw_only=True):
+    """One condition under which a quota counts a pod."""
+
+    name: str
+    operator: str = "Exists"
+    values: tuple[str, ...] = ()
+
+
+class Quota(msgspec.Struct, frozen=True, kw_only=True):
+    """One ResourceQuota."""
+
+    name: str
+    hard: Amounts
+    used: Amounts
+    scopes: tuple[Scope, ...] = ()
+
+
+class Namespace(msgspec.Struct, frozen=True, kw_only=True):
+    """A namespace with what limits its pods, read at the time of the request."""
+
+    name: str
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
+    limits: tuple[LimitRangeItem, ...] = ()
+    quotas: tuple[Quota, ...] = ()
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node has for pods."""
+
+    name: str
+    capacity: Amounts
+    """Allocatable, less what the DaemonSets that run there ask for."""
+    allocatable: Amounts | None = None
+    """All that its pods may take together; None where it does not matter."""
+    free: Amounts | None = None
+    """Allocatable, less what all its pods ask for at this moment; None where that was not read."""
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster as one request sees it."""
+
+    api_version: Version
+    oldest_kubelet: Version | None
+    """None when a node's version cannot be understood, or there is no node."""
+    oldest_node: str = ""
+    """Name of the node with that version."""
+    nodes: tuple[Node, ...] = ()
+    """Nodes that take pods; only those that differ in what they have."""
+    controller_address: str | None = None
+    """ClusterIP of the controller's Service; None: the sidecar is told of no controller and serves metrics alone."""
+    ca_pem: str | None = None
+    paused: str | None = None
+    """Why the circuit breaker holds injection back; None while it is closed."""
+    ray_cluster_has_gpus: bool | None = None
+    """For a Ray head without GPUs: whether its cluster has groups with GPUs; None when that could not be read."""
+    runtime_class_exists: bool = False
+    """Whether the RuntimeClass of the settings is there."""

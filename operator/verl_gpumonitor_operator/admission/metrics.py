@@ -1,0 +1,42 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""The webhook's own metrics. Their names are public."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0)
+
+
+class Metrics:
+    """All series of this process, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self.requests = Counter(
+            "gpumonitor_admission_requests_total",
+            "Pods that were looked at, by what became of them.",
+            ["result", "reason"],
+            registry=self._registry,
+        )
+        self.seconds = Histogram(
+            "gpumonitor_admission_duration_seconds",
+            "Time from a request's arrival to its answer.",
+            buckets=SECONDS_BUCKETS,
+            registry=self._registry,
+        )
+        self.certificate_loads = Counter(
+            "gpumonitor_admission_certificate_loads_total",
+            "Certificates taken from the Secret, by result.",
+            ["result"],
+            registry=self._registry,
+        )
+        self.paused = Gauge(
+            "gpumonitor_admission_injection_paused",
+            "1 while the circuit breaker holds injection back.",
+            registry=self._registry,
+        )
+
+    def rendered(self) -> bytes:
+        """Return the exposition format."""
+        return generate_latest(self._registry)

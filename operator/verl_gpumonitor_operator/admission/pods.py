@@ -1,0 +1,245 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the admission needs to know of a pod, read from JSON of any shape without ever raising. Pure.
+
+The rules of Kubernetes that are repeated here (QoS class, sums of requests) are those of its own source, because the
+API server, the scheduler and quota judge by them.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, Final
+
+from . import quantities
+from .quantities import UNIT, Amount, Amounts
+
+Json = Mapping[str, Any]
+
+RAY_NODE_LABEL: Final = "ray.io/is-ray-node"
+RAY_NODE_TYPE_LABEL: Final = "ray.io/node-type"
+RAY_CLUSTER_LABEL: Final = "ray.io/cluster"
+KUBEFLOW_JOB_LABEL: Final = "training.kubeflow.org/job-name"
+MIRROR_ANNOTATIONS: Final = ("kubernetes.io/config.mirror", "kubernetes.io/config.source")
+
+_QOS_RESOURCES: Final = ("cpu", "memory")
+
+
+class QosClass(StrEnum):
+    """Kubernetes' quality of service classes."""
+
+    GUARANTEED = "Guaranteed"
+    BURSTABLE = "Burstable"
+    BEST_EFFORT = "BestEffort"
+
+
+class Family(StrEnum):
+    """Which kind of job a pod belongs to."""
+
+    RAY_HEAD = "head"
+    RAY_WORKER = "worker"
+    KUBEFLOW = "kubeflow"
+
+
+def mapping(value: object) -> Json:
+    """Return the value if it is a JSON object, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def listing(value: object) -> Sequence[Any]:
+    """Return the value if it is a JSON array, else an empty one."""
+    return value if isinstance(value, list) else ()
+
+
+def text(value: object) -> str:
+    """Return the value if it is a string, else an empty one."""
+    return value if isinstance(value, str) else ""
+
+
+def spec(pod: Json) -> Json:
+    """Return `spec`."""
+    return mapping(pod.get("spec"))
+
+
+def labels(pod: Json) -> Json:
+    """Return `metadata.labels`."""
+    return mapping(mapping(pod.get("metadata")).get("labels"))
+
+
+def annotations(pod: Json) -> Json:
+    """Return `metadata.annotations`."""
+    return mapping(mapping(pod.get("metadata")).get("annotations"))
+
+
+def containers(pod: Json) -> list[Json]:
+    """Main containers, in order."""
+    return [mapping(container) for container in listing(spec(pod).get("containers"))]
+
+
+def init_containers(pod: Json) -> list[Json]:
+    """Init containers and native sidecars, in order."""
+    return [mapping(container) for container in listing(spec(pod).get("initContainers"))]
+
+
+def volumes(pod: Json) -> list[Json]:
+    """Return `spec.volumes`."""
+    return [mapping(volume) for volume in listing(spec(pod).get("volumes"))]
+
+
+def is_native_sidecar(container: Json) -> bool:
+    """Whether an init container keeps running beside the main ones."""
+    return container.get("restartPolicy") == "Always"
+
+
+def ports(pod: Json) -> list[Json]:
+    """Return the declared ports of all containers that run beside each other."""
+    running = [*containers(pod), *filter(is_native_sidecar, init_containers(pod))]
+    return [mapping(port) for container in running for port in listing(container.get("ports"))]
+
+
+def family(pod: Json) -> Family | None:
+    """Tell whose pod it is. None for all that is not ours: submitters, redis-cleanup Jobs (node type of their own)."""
+    held = labels(pod)
+    if held.get(RAY_NODE_LABEL) == "yes":
+        return {"head": Family.RAY_HEAD, "worker": Family.RAY_WORKER}.get(text(held.get(RAY_NODE_TYPE_LABEL)))
+    return Family.KUBEFLOW if KUBEFLOW_JOB_LABEL in held else None
+
+
+def is_mirror(pod: Json) -> bool:
+    """Whether it stands for a static pod of a kubelet, which no admission can change."""
+    return any(name in annotations(pod) for name in MIRROR_ANNOTATIONS)
+
+
+def is_windows(pod: Json) -> bool:
+    """Whether it asks for a Windows node."""
+    system = mapping(spec(pod).get("os")).get("name")
+    selected = mapping(spec(pod).get("nodeSelector")).get("kubernetes.io/os")
+    return "windows" in (system, selected)
+
+
+def uses_host_network(pod: Json) -> bool:
+    """Whether it lives in the node's network namespace."""
+    return spec(pod).get("hostNetwork") is True
+
+
+def uses_host_pid(pod: Json) -> bool:
+    """Whether it lives in the node's process namespace."""
+    return spec(pod).get("hostPID") is True
+
+
+def shares_processes(pod: Json) -> bool:
+    """Whether its containers see each other's processes, and no others."""
+    return spec(pod).get("shareProcessNamespace") is True and not uses_host_pid(pod)
+
+
+def _limits_and_requests(resources: object) -> tuple[Amounts, Amounts]:
+    """Limits and requests; a limit without request is its own request, as the API server sets it."""
+    held = mapping(resources)
+    limits = quantities.parse_all(held.get("limits"))
+    return limits, {**limits, **quantities.parse_all(held.get("requests"))}
+
+
+def container_limits(container: Json) -> Amounts:
+    """Return what one container may use at most."""
+    return _limits_and_requests(container.get("resources"))[0]
+
+
+def container_requests(container: Json) -> Amounts:
+    """Return what is reserved for one container."""
+    return _limits_and_requests(container.get("resources"))[1]
+
+
+def has_pod_level_resources(pod: Json) -> bool:
+    """Whether the pod as a whole has resources of its own (Kubernetes 1.34 and newer), which then decide its class."""
+    return isinstance(spec(pod).get("resources"), Mapping)
+
+
+@lru_cache(maxsize=64)
+def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+
+
+def gpus_in(amounts: Amounts, patterns: tuple[str, ...]) -> int:
+    """Sum of the resources whose whole name matches one of the patterns."""
+    name_of_gpus = _any_of(patterns)
+    return sum(max(amount, 0) // UNIT for name, amount in amounts.items() if name_of_gpus.fullmatch(name))
+
+
+def gpus_requested(pod: Json, patterns: tuple[str, ...]) -> int:
+    """GPUs that the device plugins hand to the pod. Those of resource claims (DRA) are not counted."""
+    running = [*containers(pod), *filter(is_native_sidecar, init_containers(pod))]
+    return sum(gpus_in(container_requests(container), patterns) for container in running)
+
+
+def qos_class(pod: Json) -> QosClass:
+    """Class that Kubernetes gives the pod: by its own resources if it has some, else by all its containers'."""
+    whole: list[Json] = [{"resources": spec(pod).get("resources")}]
+    judged = whole if has_pod_level_resources(pod) else [*containers(pod), *init_containers(pod)]
+    requests = quantities.total(_counted(container_requests(container)) for container in judged)
+    limits = quantities.total(_counted(container_limits(container)) for container in judged)
+    if not requests and not limits:
+        return QosClass.BEST_EFFORT
+    bounded = all(len(_counted(container_limits(container))) == len(_QOS_RESOURCES) for container in judged)
+    return QosClass.GUARANTEED if bounded and requests == limits else QosClass.BURSTABLE
+
+
+def _counted(amounts: Amounts) -> dict[str, Amount]:
+    return {name: amounts[name] for name in _QOS_RESOURCES if amounts.get(name, 0) > 0}
+
+
+def _aggregate(pod: Json, kind: int) -> dict[str, Amount]:
+    """Sum of main containers and native sidecars, or the highest init phase, whichever is more (kind: see above)."""
+
+    def amounts(container: Json) -> Amounts:
+        return _limits_and_requests(container.get("resources"))[kind]
+
+    running = quantities.total(map(amounts, containers(pod)))
+    sidecars: dict[str, Amount] = {}
+    starting: dict[str, Amount] = {}
+    for container in init_containers(pod):
+        phase = quantities.plus(sidecars, amounts(container))
+        if is_native_sidecar(container):
+            running, sidecars = quantities.plus(running, amounts(container)), phase
+        starting = quantities.highest(starting, phase)
+    own = _limits_and_requests(spec(pod).get("resources"))[kind]
+    return {**quantities.highest(running, starting), **own}
+
+
+def total_limits(pod: Json) -> dict[str, Amount]:
+    """Limits of the whole pod, as LimitRange and ResourceQuota count them."""
+    return _aggregate(pod, 0)
+
+
+def total_requests(pod: Json) -> dict[str, Amount]:
+    """Requests of the whole pod, as LimitRange and ResourceQuota count them."""
+    return _aggregate(pod, 1)
+
+
+def scheduled_requests(pod: Json) -> dict[str, Amount]:
+    """Requests of the whole pod with its runtime's overhead, as the scheduler counts them."""
+    return quantities.plus(total_requests(pod), quantities.parse_all(spec(pod).get("overhead")))
+
+
+def shm_volume(pod: Json) -> str | None:
+    """Name of the volume in memory that the first container has at /dev/shm. None if it has none."""
+    mounts: Iterable[Json] = (
+        mapping(mount)
+        for container in containers(pod)[:1]
+        for mount in listing(container.get("volumeMounts"))
+        if mapping(mount).get("mountPath") in ("/dev/shm", "/dev/shm/")  # noqa: S108 - the name of a mount
+    )
+    names = [text(mount.get("name")) for mount in mounts if not (mount.get("subPath") or mount.get("subPathExpr"))]
+    in_memory = [
+        text(volume.get("name")) for volume in volumes(pod) if mapping(volume.get("emptyDir")).get("medium") == "Memory"
+    ]
+    return next((name for name in names if name and name in in_memory), None)
+
+
+def port_number(pod: Json, name: str, default: int) -> int:
+    """Port of this name in the first container (Ray's, for KubeRay); the default where it has none."""
+    for port in (mapping(port) for container in containers(pod)[:1] for port in listing(container.get("ports"))):
+        number = port.get("containerPort")
+        if port.get("name") == name and isinstance(number, int):
+            return number
+    return default

@@ -1,0 +1,259 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""The webhook's server: it answers every review with "allowed", with a patch at best, and in time.
+
+An answer that refuses, or one that the API server cannot use, would refuse the user's pod in spite of
+`failurePolicy: Ignore`. So whatever goes wrong here ends in an answer without a patch, and is counted.
+"""
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from aiohttp import web
+
+from verl_gpumonitor_operator.certificates import CertificateError, load_leaf, server_context
+from verl_gpumonitor_operator.settings import Settings
+
+from . import mutation, review
+from .kubeapi import KubeApi
+from .metrics import Metrics
+from .mutation import Outcome, Skip, SkipReason
+from .preflight import Preflight, PreflightError
+from .review import Request
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES: Final = 8 * 2**20
+ANSWER_SECONDS: Final = 2.0
+"""An answer leaves by then; the API server waits three seconds."""
+MAX_IN_FLIGHT: Final = 512
+"""Requests beyond this are answered at once, without a patch."""
+MAX_PREFLIGHTS: Final = 32
+"""Pods whose facts are gathered at the same time; the others wait for their turn within their own deadline."""
+DRAIN_SECONDS: Final = 3.0
+"""After SIGTERM the server goes on this long, until no API server sends it anything more."""
+SHUTDOWN_SECONDS: Final = 5.0
+KEEPALIVE_SECONDS: Final = 300.0
+"""Longer than the API server keeps an idle connection, so that it is never us who closes one under a request."""
+
+
+class Result(StrEnum):
+    """What became of a request; label of the metric."""
+
+    INJECTED = "injected"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+    """Answered without a patch because of a fault of ours, or of the request."""
+
+
+class Failure(StrEnum):
+    """Why a request failed; label of the metric."""
+
+    BROKEN_REQUEST = "BrokenRequest"
+    TOO_LARGE = "TooLarge"
+    OVERLOADED = "Overloaded"
+    TIMEOUT = "Timeout"
+    EXCEPTION = "Exception"
+
+
+class Admission:
+    """Turns the bytes of a review into the bytes of its answer. Never raises, except when it is cancelled."""
+
+    def __init__(self, settings: Settings, preflight: Preflight, metrics: Metrics) -> None:
+        self._settings = settings
+        self._preflight = preflight
+        self._metrics = metrics
+        self._turns = asyncio.Semaphore(MAX_PREFLIGHTS)
+        self._in_flight = 0
+
+    async def answer(self, body: bytes) -> bytes:
+        """Decide on one review."""
+        started = time.monotonic()
+        self._in_flight += 1
+        try:
+            return await self._answer(body)
+        finally:
+            self._in_flight -= 1
+            self._metrics.seconds.observe(time.monotonic() - started)
+
+    def failed(self, body: bytes, failure: Failure) -> bytes:
+        """Answer without a patch, and count why. `body` may be a part of one."""
+        self._metrics.requests.labels(Result.FAILED, failure).inc()
+        return review.allowed(review.uid(body))
+
+    async def _answer(self, body: bytes) -> bytes:
+        if self._in_flight > MAX_IN_FLIGHT:
+            return self.failed(body, Failure.OVERLOADED)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await self._decided(body)
+        except TimeoutError:
+            return self.failed(body, Failure.TIMEOUT)
+        except Exception:
+            # Whatever it is, the user's pod must start. The traceback says where; the body may hold secrets.
+            log.exception("a request could not be decided on")
+            return self.failed(body, Failure.EXCEPTION)
+
+    async def _decided(self, body: bytes) -> bytes:
+        try:
+            request = review.decode(body)
+            pod = request.pod() if request.creates_pod else None
+        except (ValueError, RecursionError) as error:
+            log.warning("a request could not be read", extra={"error": type(error).__name__, "bytes": len(body)})
+            return self.failed(body, Failure.BROKEN_REQUEST)
+        if pod is None:
+            return self._counted(request, Skip(reason=SkipReason.NOT_A_JOB))
+        return self._counted(request, await self._outcome(pod, request.namespace or ""))
+
+    async def _outcome(self, pod: dict[str, object], namespace_name: str) -> Outcome:
+        skip = mutation.not_ours(pod, namespace_name, self._settings)
+        if skip is not None:
+            return skip
+        try:
+            async with self._turns:
+                namespace, cluster = await self._preflight.gather(pod, namespace_name)
+        except PreflightError as error:
+            return mutation.without_facts(pod, self._settings, str(error))
+        return mutation.mutate(pod, namespace=namespace, policy=self._settings, cluster=cluster)
+
+    def _counted(self, request: Request, outcome: Outcome) -> bytes:
+        skipped = isinstance(outcome, Skip)
+        labels = (Result.SKIPPED, outcome.reason) if isinstance(outcome, Skip) else (Result.INJECTED, "")
+        self._metrics.requests.labels(*labels).inc()
+        if skipped and outcome.operations:
+            log.info("not injected", extra={"namespace": request.namespace, "reason": labels[1]})
+        return review.allowed(request.uid, outcome.operations)
+
+
+class Server:
+    """Two listeners: `/mutate` by TLS, and health and metrics in plain. `run` returns after `stop` was called."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        api: KubeApi,
+        *,
+        port: int = 9443,
+        health_port: int = 8081,
+        host: str | None = None,
+        drain_seconds: float = DRAIN_SECONDS,
+    ) -> None:
+        """`host` None: all addresses. A port 0 takes a free one; see `addresses`."""
+        self._metrics = Metrics()
+        self._preflight = Preflight(api, settings, on_certificates=self._take_certificates)
+        self._metrics.paused.set_function(lambda: float(self._preflight.paused is not None))
+        self._admission = Admission(settings, self._preflight, self._metrics)
+        self._tls = server_context()
+        self._host, self._port, self._health_port = host, port, health_port
+        self._drain_seconds = drain_seconds
+        self._served: Mapping[str, bytes] | None = None
+        self._has_leaf = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._is_listening = False
+        self.addresses: dict[str, tuple[str, int]] = {}
+        """`mutate` and `health`: where each listens, once it does."""
+
+    def stop(self) -> None:
+        """Ask for an orderly end."""
+        self._stopping.set()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests should come here: a certificate is served, the cluster is known, no end was asked for."""
+        return self._is_listening and self._preflight.is_ready and not self._stopping.is_set()
+
+    async def run(self) -> None:
+        """Serve until `stop`. Raises OSError where a port is taken."""
+        health, mutate = self._runner(self._health_routes()), self._runner([web.post("/mutate", self._mutate)])
+        facts = asyncio.create_task(self._preflight.run(), name="preflight")
+        try:
+            await self._listen(health, "health", self._health_port, None)
+            if await self._leaf_or_stop():
+                await self._listen(mutate, "mutate", self._port, self._tls)
+                self._is_listening = True
+                log.info("serving", extra={"port": self.addresses["mutate"][1]})
+                await self._stopping.wait()
+                log.info("draining")
+                await asyncio.sleep(self._drain_seconds)
+        finally:
+            await mutate.cleanup()
+            await health.cleanup()
+            facts.cancel()
+            await asyncio.gather(facts, return_exceptions=True)
+
+    async def _leaf_or_stop(self) -> bool:
+        """Wait for the first certificate. False when the end comes before."""
+        waits = [asyncio.create_task(event.wait()) for event in (self._has_leaf, self._stopping)]
+        _, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        return not self._stopping.is_set()
+
+    def _runner(self, routes: list[web.RouteDef]) -> web.AppRunner:
+        application = web.Application()
+        application.add_routes(routes)
+        return web.AppRunner(
+            application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, keepalive_timeout=KEEPALIVE_SECONDS
+        )
+
+    def _health_routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/healthz", self._healthz),
+            web.get("/readyz", self._readyz),
+            web.get("/metrics", self._metrics_page),
+        ]
+
+    async def _listen(self, runner: web.AppRunner, name: str, port: int, tls: ssl.SSLContext | None) -> None:
+        await runner.setup()
+        await web.TCPSite(runner, self._host, port, ssl_context=tls, backlog=1024, reuse_address=True).start()
+        address = runner.addresses[0]
+        self.addresses[name] = (address[0], address[1])
+
+    def _take_certificates(self, data: Mapping[str, bytes]) -> bool:
+        """Serve what the Secret holds, if that is another than before. An unusable one leaves the old in place."""
+        if data == self._served:
+            return self._has_leaf.is_set()
+        try:
+            load_leaf(self._tls, data)
+        except CertificateError as error:
+            self._metrics.certificate_loads.labels("failed").inc()
+            log.warning("certificate not usable", extra={"error": str(error)})
+            return False
+        self._metrics.certificate_loads.labels("loaded").inc()
+        log.info("certificate loaded")
+        self._served = dict(data)
+        self._has_leaf.set()
+        return True
+
+    async def _mutate(self, request: web.Request) -> web.Response:
+        body, is_whole = await _read(request)
+        answer = await self._admission.answer(body) if is_whole else self._admission.failed(body, Failure.TOO_LARGE)
+        response = web.Response(body=answer, content_type="application/json")
+        if self._stopping.is_set() or not is_whole:
+            # The API server then opens its next connection elsewhere.
+            response.force_close()
+        return response
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n") if self.is_ready else web.Response(status=503, text="not ready\n")
+
+    async def _metrics_page(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.rendered(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+
+async def _read(request: web.Request) -> tuple[bytes, bool]:
+    """Read a body up to the limit; False as the second when there was more."""
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            return bytes(body[:MAX_BODY_BYTES]), False
+    return bytes(body), True
