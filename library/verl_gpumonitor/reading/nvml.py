@@ -36,9 +36,13 @@ MAX_OPEN_WAIT_SECONDS: Final = 15.0
 """Longest wait before the library is looked for again; a driver that comes late is seen that soon."""
 MAX_FIND_WAIT_SECONDS: Final = 15.0
 """Longest wait before a lost GPU is looked for again."""
-DEAD_SECONDS: Final = 60.0
-"""After so long without any GPU that answers, the library is closed and opened: a reloaded driver needs it."""
+LOST_SECONDS: Final = 60.0
+"""After so long with a GPU that does not answer, the library is closed and opened: NVML lists GPUs at its opening
+alone, so one that comes back, or a reloaded driver, is only then seen."""
+MAX_LOST_SECONDS: Final = 3600.0
+"""The time doubles up to this while other GPUs answer,"""
 MAX_DEAD_SECONDS: Final = 600.0
+"""and up to this while none does."""
 _MAX_EVENTS: Final = 64
 _MAX_XID: Final = 99_999
 _ALL_LINKS: Final = 0xFFFFFFFF
@@ -200,15 +204,14 @@ class NvmlReader:
         self._visible: int | None = None
         self._discovery_error: int | None = None
         self._discover_at = 0.0
-        self._alive_at = clock()
-        self._dead_wait = DEAD_SECONDS
+        self._whole_at = clock()
+        self._lost_wait = LOST_SECONDS
         self._gpus: dict[str, _Gpu] = {}
         self._events: pynvml.c_nvmlEventSet_t | None = None
         self._events_stale = False
         self._events_renew_at = 0.0
         self._registered: set[str] = set()
         self._uuid_by_address: dict[int | None, str] = {}
-        self._variant: dict[str, int] = {}
         self._unsupported: dict[str, int] = {}
         self._implausible: dict[str, int] = {}
         self._failed: dict[str, int] = {}
@@ -229,7 +232,7 @@ class NvmlReader:
                     else:
                         self._read_gpu(gpu, processes=processes)
                 xids = self._read_events(skip)
-                self._close_if_dead(skip)
+                self._reopen_if_lost(skip)
         except _LibraryLost as lost:
             self._close(lost.code, keep_handle_count=bool(skip))
         return self._reading(xids)
@@ -282,23 +285,26 @@ class NvmlReader:
         gpu.error = gpu.error or name
 
     def _newest(self, gpu: _Gpu, field: str, variants: tuple[Callable[[pynvml.c_nvmlDevice_t], R], ...]) -> R | None:
-        """Ask by the newest symbol that the library has: the first that is missing is passed over for good."""
-        if gpu.handle is None:
-            return None
-        while (chosen := self._variant.get(field, 0)) < len(variants):
+        """Ask by the newest symbol that the library has.
+
+        All are tried at each pass: to find one missing costs no call, while to remember it from one GPU's answer would
+        cost the others their values.
+        """
+        for variant in variants:
+            if gpu.handle is None:
+                return None
             try:
-                result = self._call(gpu.uuid, variants[chosen], gpu.handle)
+                result = self._call(gpu.uuid, variant, gpu.handle)
             except pynvml.NVMLError as error:
-                if error.value not in _OLDER_SYMBOL:
-                    self._note_error(gpu, field, error.value)
-                    return None
-                self._variant[field] = chosen + 1
+                if error.value in _OLDER_SYMBOL:
+                    continue
+                self._note_error(gpu, field, error.value)
+                return None
             except (ValueError, IndexError):
                 _count(self._implausible, field)
                 return None
-            else:
-                gpu.answered = True
-                return result
+            gpu.answered = True
+            return result
         _count(self._unsupported, field)
         return None
 
@@ -324,8 +330,7 @@ class NvmlReader:
         self._open = True
         self._open_wait = 1.0
         self._unavailable = self._error = None
-        self._alive_at = self._clock()
-        self._discover_at = self._alive_at
+        self._whole_at = self._discover_at = self._clock()
         self._driver_version = self._read_driver_version()
         return True
 
@@ -355,7 +360,6 @@ class NvmlReader:
         self._events = None
         self._events_stale = False
         self._registered.clear()
-        self._variant.clear()
         self._uuid_by_address.clear()
         for gpu in self._gpus.values():
             gpu.handle = None
@@ -376,16 +380,17 @@ class NvmlReader:
         except pynvml.NVMLError as error:
             _count(self._failed, error_name(error.value))
 
-    def _close_if_dead(self, skip: frozenset[str]) -> None:
-        """Begin anew when no GPU answered for a long time: after a reload of the driver only that helps."""
+    def _reopen_if_lost(self, skip: frozenset[str]) -> None:
+        """Begin anew when a GPU, or every one, has been gone for a long time."""
         now = self._clock()
-        if skip or any(gpu.sample.state is GpuState.OK for gpu in self._gpus.values()):
-            self._alive_at = now
-            self._dead_wait = DEAD_SECONDS if not skip else self._dead_wait
+        answering = [gpu.sample.state is GpuState.OK for gpu in self._gpus.values()]
+        if skip or (answering and all(answering)):
+            self._whole_at = now
+            self._lost_wait = self._lost_wait if skip else LOST_SECONDS
             return
-        if now - self._alive_at < self._dead_wait:
+        if now - self._whole_at < self._lost_wait:
             return
-        self._dead_wait = min(2 * self._dead_wait, MAX_DEAD_SECONDS)
+        self._lost_wait = min(2 * self._lost_wait, MAX_LOST_SECONDS if any(answering) else MAX_DEAD_SECONDS)
         self._shutdown()
         self._open = False
         self._open_at = now
@@ -398,17 +403,19 @@ class NvmlReader:
         now = self._clock()
         if now < self._discover_at or "count" in skip:
             return
-        self._discover_at = now + DISCOVERY_SECONDS
         self._discovery_error = None
         visible = self._read_count()
         known = {gpu.index for gpu in self._gpus.values() if gpu.handle is not None}
-        if visible == self._visible and len(known) == visible:
-            return
+        unmet = [index for index in range(visible or 0) if visible != self._visible or index not in known]
         self._visible = visible
-        for index in range(visible or 0):
+        for index in unmet:
             if f"index {index}" not in skip:
                 self._meet(index, skip)
         self._gpus = dict(sorted(self._gpus.items(), key=lambda item: item[1].index))
+        # Only now, so that where one of these calls hangs, the next thread has the rest to do at once; and not while
+        # one is left out, so that it is met as soon as it returns.
+        if not any(f"index {index}" in skip for index in unmet):
+            self._discover_at = now + DISCOVERY_SECONDS
 
     def _read_count(self) -> int | None:
         try:
@@ -445,7 +452,6 @@ class NvmlReader:
     def _take(self, gpu: _Gpu, index: int | None, handle: pynvml.c_nvmlDevice_t) -> None:
         """Take a handle as that of this GPU, and read what does not change."""
         gpu.index = gpu.index if index is None else index
-        gpu.handle = handle
         gpu.find_wait = 1.0
         self._uuid_by_address[ctypes.cast(handle, ctypes.c_void_p).value] = gpu.uuid
         try:
@@ -462,6 +468,7 @@ class NvmlReader:
             if limit is None
             else self._checked("power_limit_watts", plausible.power_watts, limit),
         )
+        gpu.handle = handle
 
     def _lose(self, gpu: _Gpu, error: str) -> None:
         gpu.handle = None
@@ -518,6 +525,7 @@ class NvmlReader:
         heat = self._offered(
             gpu, "temperature_celsius", pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
         )
+        memory = self._read_memory(gpu)
         check = self._checked
         return GpuSample(
             uuid=gpu.uuid,
@@ -531,9 +539,9 @@ class NvmlReader:
             power_watts=None if power is None else check("power_watts", plausible.power_watts, power),
             temperature_celsius=None if heat is None else check("temperature_celsius", plausible.temperature, heat),
             throttled=self._read_throttled(gpu),
-            processes=self._read_processes(gpu) if processes else gpu.sample.processes,
+            processes=(self._read_processes(gpu, memory["memory_total_bytes"]) if processes else gpu.sample.processes),
             **self._read_fields(gpu),
-            **self._read_memory(gpu),
+            **memory,
             taken_at=self._clock(),
         )
 
@@ -593,7 +601,7 @@ class NvmlReader:
             else:
                 _count(self._implausible, field)
 
-    def _read_processes(self, gpu: _Gpu) -> tuple[GpuProcess, ...] | None:
+    def _read_processes(self, gpu: _Gpu, total: int | None) -> tuple[GpuProcess, ...] | None:
         found = self._newest(
             gpu,
             "processes",
@@ -601,7 +609,6 @@ class NvmlReader:
         )
         if found is None:
             return None
-        total = gpu.sample.memory_total_bytes
         memory: dict[int, int | None] = {}
         for process in found:
             if (pid := self._checked("processes", plausible.pid, process.pid)) is None:
@@ -667,13 +674,14 @@ class NvmlReader:
         for gpu in new:
             if gpu.handle is None:
                 continue
-            self._registered.add(gpu.uuid)
             try:
                 if self._events is None:
                     self._events = self._call("events", pynvml.nvmlEventSetCreate)
+                self._registered.add(gpu.uuid)
                 wanted = pynvml.nvmlEventTypeXidCriticalError
                 self._call(gpu.uuid, pynvml.nvmlDeviceRegisterEvents, gpu.handle, wanted, self._events)
             except pynvml.NVMLError as error:
+                self._registered.add(gpu.uuid)
                 if error.value in NOT_OFFERED:
                     _count(self._unsupported, "xid_errors")
                 else:
