@@ -24,6 +24,7 @@
 static pthread_mutex_t setup = PTHREAD_MUTEX_INITIALIZER;
 static struct fake_state *mapped;
 static struct fake_client *client;
+static uint64_t client_started_at; /* tells whether `client` is still this process's record */
 static int mapped_fd = -1;
 static bool writable;
 static ino_t mapped_inode;
@@ -35,8 +36,7 @@ static uint32_t visible[MAX_GPUS];
 static uint32_t visible_number;
 
 static uint32_t inside;
-static uint32_t generation = 1; /* of `client`, so that each thread is counted once */
-static __thread uint32_t counted_generation;
+static __thread uint64_t counted_in; /* start and epoch of the client that counted this thread */
 static uint32_t call_slots[FN_COUNT]; /* 1 + index into state->calls; 0: not looked up yet */
 static uint64_t local_matched[MAX_FAULTS];
 
@@ -128,6 +128,12 @@ static void raise_to(uint32_t *maximum, uint32_t value)
     }
 }
 
+/* This process's record; NULL once another process needed the place. */
+static struct fake_client *own_client(void)
+{
+    return client != NULL && client->started_at_ns == client_started_at ? client : NULL;
+}
+
 static void count_call(int function, uint32_t now_inside)
 {
     if (!writable || mapped == NULL) return;
@@ -138,13 +144,14 @@ static void count_call(int function, uint32_t now_inside)
     }
     __atomic_add_fetch(&mapped->calls[slot - 1].count, 1, __ATOMIC_RELAXED);
     raise_to(&mapped->max_concurrency, now_inside);
-    struct fake_client *own = client;
+    struct fake_client *own = own_client();
     if (own == NULL) return;
+    __atomic_store_n(&own->last_call_at_ns, now_ns(), __ATOMIC_RELAXED);
     __atomic_add_fetch(&own->calls, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&own->inside, now_inside, __ATOMIC_RELAXED);
     raise_to(&own->max_inside, now_inside);
-    if (counted_generation != generation) {
-        counted_generation = generation;
+    if (counted_in != client_started_at + mapped->epoch) {
+        counted_in = client_started_at + mapped->epoch;
         __atomic_add_fetch(&own->threads, 1, __ATOMIC_RELAXED);
     }
 }
@@ -177,9 +184,10 @@ static bool fault_is_due(uint32_t index)
 
 static void hang(const struct fake_fault *fault)
 {
+    uint64_t serial = fault->serial;
     for (;;) {
         uint32_t seen = __atomic_load_n(&mapped->change, __ATOMIC_ACQUIRE);
-        if (!__atomic_load_n(&fault->active, __ATOMIC_ACQUIRE) || fault->kind != FAULT_HANG) return;
+        if (!__atomic_load_n(&fault->active, __ATOMIC_ACQUIRE) || fault->serial != serial) return;
         wait_for_change(seen, 200000000u);
     }
 }
@@ -229,7 +237,7 @@ nvmlReturn_t call_begin(int function, bool needs_init, bool on_device, nvmlDevic
 void call_end(void)
 {
     uint32_t left = __atomic_sub_fetch(&inside, 1, __ATOMIC_RELAXED);
-    struct fake_client *own = client;
+    struct fake_client *own = own_client();
     if (writable && own != NULL) __atomic_store_n(&own->inside, left, __ATOMIC_RELAXED);
 }
 
@@ -342,26 +350,29 @@ static uint64_t own_pid_namespace(void)
     return stat("/proc/self/ns/pid", &info) == 0 ? (uint64_t)info.st_ino : 0;
 }
 
-/* Register this process among the clients, in the place that was unused for longest. */
+static struct fake_client *longest_silent(void)
+{
+    struct fake_client *found = &mapped->clients[0];
+    for (uint32_t i = 1; i < MAX_CLIENTS; i++)
+        if (mapped->clients[i].last_call_at_ns < found->last_call_at_ns) found = &mapped->clients[i];
+    return found;
+}
+
+/* Register this process among the clients. */
 static void register_client(void)
 {
     if (!writable) return;
-    uint64_t space = own_pid_namespace();
     uint32_t pid = (uint32_t)getpid();
-    if (client != NULL && client->pid == pid) {
+    if (own_client() != NULL && client->pid == pid) {
         __atomic_add_fetch(&client->inits, 1, __ATOMIC_RELAXED);
         return;
     }
-    struct fake_client *oldest = &mapped->clients[0];
-    for (uint32_t i = 1; i < MAX_CLIENTS; i++)
-        if (mapped->clients[i].started_at_ns < oldest->started_at_ns) oldest = &mapped->clients[i];
-    memset(oldest, 0, sizeof *oldest);
-    oldest->pid_namespace = space;
-    oldest->pid = pid;
-    oldest->inits = 1;
-    oldest->started_at_ns = now_ns();
-    client = oldest;
-    generation++;
+    client = longest_silent();
+    memset(client, 0, sizeof *client);
+    client->pid_namespace = own_pid_namespace();
+    client->pid = pid;
+    client->inits = 1;
+    client->started_at_ns = client->last_call_at_ns = client_started_at = now_ns();
 }
 
 /* One attempt to initialise. Injected faults of initialisation need the state file first. */

@@ -147,6 +147,7 @@ class FakeGpu(ctypes.Structure):
     sm_clock_max_mhz: int
     memory_clock_mhz: int
     video_clock_mhz: int
+    fold_sequence: int
     memory_total_bytes: int
     memory_reserved_bytes: int
     folded_at_ns: int
@@ -174,7 +175,7 @@ class FakeGpu(ctypes.Structure):
         ("sm_clock_max_mhz", u32),
         ("memory_clock_mhz", u32),
         ("video_clock_mhz", u32),
-        ("reserved", u32),
+        ("fold_sequence", u32),
         ("memory_total_bytes", u64),
         ("memory_reserved_bytes", u64),
         ("folded_at_ns", u64),
@@ -233,6 +234,7 @@ class FakeFault(ctypes.Structure):
     skip: int
     limit: int
     matched: int
+    serial: int
     function: bytes
 
     _fields_ = [
@@ -245,6 +247,7 @@ class FakeFault(ctypes.Structure):
         ("skip", u64),
         ("limit", u64),
         ("matched", u64),
+        ("serial", u64),
         ("function", ctypes.c_char * 72),
     ]
 
@@ -287,6 +290,7 @@ class FakeClient(ctypes.Structure):
     pid: int
     inits: int
     started_at_ns: int
+    last_call_at_ns: int
     calls: int
     inside: int
     max_inside: int
@@ -297,6 +301,7 @@ class FakeClient(ctypes.Structure):
         ("pid", u32),
         ("inits", u32),
         ("started_at_ns", u64),
+        ("last_call_at_ns", u64),
         ("calls", u64),
         ("inside", u32),
         ("max_inside", u32),
@@ -430,7 +435,7 @@ class StateFile:
         finally:
             os.close(fd)
         self._live = FakeState.from_buffer(self._memory) if self.writable else None
-        if (self.state.magic, self.state.version) != (MAGIC, VERSION):
+        if not _is_ours(self.state):
             raise NoDriverError(f"{self.path} is no state file of version {VERSION}")
 
     @property
@@ -557,11 +562,13 @@ class Load:
         target = 28.0 + 50.0 * self.average_power_milliwatts / gpu.power_limit_milliwatts
         sent = self.busy * NVLINK_TX_KIBIBYTES_PER_SECOND * seconds
         kept = math.exp(-seconds / TEMPERATURE_SECONDS)
+        gpu.fold_sequence |= 1
         gpu.energy_millijoules += self.average_power_milliwatts * seconds
         gpu.temperature_celsius = target + (gpu.temperature_celsius - target) * kept
         gpu.nvlink_tx_kibibytes += sent
         gpu.nvlink_rx_kibibytes += sent * NVLINK_RX_SHARE
         gpu.folded_at_ns = self.now_ns
+        gpu.fold_sequence = (gpu.fold_sequence + 1) % 2**32
 
 
 def _busy_at(context: FakeContext, now_ns: int) -> bool:
@@ -939,7 +946,12 @@ def _is_state_file(where: Path) -> bool:
             header = FakeState.from_buffer_copy(stream.read(ctypes.sizeof(FakeState)))
     except (FileNotFoundError, ValueError):
         return False
-    return (header.magic, header.version) == (MAGIC, VERSION)
+    return _is_ours(header)
+
+
+def _is_ours(state: FakeState) -> bool:
+    found = (state.magic, state.version, state.size)
+    return found == (MAGIC, VERSION, ctypes.sizeof(FakeState))
 
 
 def _write_atomically(where: Path, content: bytes) -> None:
@@ -1113,6 +1125,7 @@ def inject(
             fault.function_hash, fault.argument = function_hash, argument
             fault.skip, fault.limit, fault.matched = skip, limit, 0
             fault.function = (function or "").encode()
+            fault.serial = time.monotonic_ns()
             fault.active = 1
             state.faults_active += 1
             return number

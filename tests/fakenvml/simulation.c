@@ -90,7 +90,8 @@ static double context_power(const struct fake_gpu *gpu, const struct fake_contex
     return context->utilization * (0.9 * gpu->power_limit_milliwatts - idle);
 }
 
-struct load load_of(uint32_t index)
+/* The load of this moment, and its average power since `since`. */
+static struct load load_since(uint32_t index, uint64_t since)
 {
     const struct fake_gpu *gpu = &state()->gpus[index];
     uint64_t now = now_ns();
@@ -102,7 +103,7 @@ struct load load_of(uint32_t index)
         if (state()->contexts[slot].gpu != index || !context_alive(slot, &context)) continue;
         load.memory_bytes += context.memory_bytes;
         double power = context_power(gpu, &context);
-        load.average_power_milliwatts += power * lasted(&context, gpu->folded_at_ns, now);
+        load.average_power_milliwatts += power * lasted(&context, since, now);
         if (!busy_at(&context, now)) continue;
         idle_share *= 1.0 - context.utilization;
         memory_idle_share *= 1.0 - context.memory_utilization;
@@ -113,6 +114,33 @@ struct load load_of(uint32_t index)
     load.power_milliwatts = fmax(0.0, fmin(load.power_milliwatts, limit));
     load.average_power_milliwatts = fmax(0.0, fmin(load.average_power_milliwatts, limit));
     return load;
+}
+
+struct load load_of(uint32_t index) { return load_since(index, now_ns()); }
+
+/* The integrated readings as last written, all of one moment. */
+static struct fake_gpu folded(const struct fake_gpu *gpu)
+{
+    struct fake_gpu copy;
+    for (int attempt = 0; attempt < 100; attempt++) {
+        uint32_t before = __atomic_load_n(&gpu->fold_sequence, __ATOMIC_ACQUIRE);
+        memcpy(&copy, gpu, offsetof(struct fake_gpu, mode));
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        if (before % 2 == 0 && before == __atomic_load_n(&gpu->fold_sequence, __ATOMIC_RELAXED)) break;
+    }
+    return copy;
+}
+
+static void write_folded(struct fake_gpu *gpu, const struct integrated *values, uint64_t now)
+{
+    __atomic_store_n(&gpu->fold_sequence, gpu->fold_sequence | 1, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    gpu->energy_millijoules = values->energy_millijoules;
+    gpu->temperature_celsius = values->temperature_celsius;
+    gpu->nvlink_tx_kibibytes = values->tx_kibibytes;
+    gpu->nvlink_rx_kibibytes = values->rx_kibibytes;
+    gpu->folded_at_ns = now;
+    __atomic_store_n(&gpu->fold_sequence, gpu->fold_sequence + 1, __ATOMIC_RELEASE);
 }
 
 static struct integrated integrate_until(const struct fake_gpu *gpu, const struct load *load,
@@ -159,15 +187,12 @@ struct integrated integrate(uint32_t index)
     struct fake_gpu *gpu = &state()->gpus[index];
     pthread_mutex_lock(&folding);
     bool keep = state_writable() && fold_lock(index, F_WRLCK);
-    struct load load = load_of(index);
+    struct fake_gpu past = folded(gpu);
     uint64_t now = now_ns();
-    struct integrated values = integrate_until(gpu, &load, now);
+    struct load load = load_since(index, past.folded_at_ns);
+    struct integrated values = integrate_until(&past, &load, now);
     if (keep) {
-        gpu->energy_millijoules = values.energy_millijoules;
-        gpu->temperature_celsius = values.temperature_celsius;
-        gpu->nvlink_tx_kibibytes = values.tx_kibibytes;
-        gpu->nvlink_rx_kibibytes = values.rx_kibibytes;
-        gpu->folded_at_ns = now;
+        write_folded(gpu, &values, now);
         fold_lock(index, F_UNLCK);
     }
     keep_monotonic(index, &values);

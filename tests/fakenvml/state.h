@@ -74,7 +74,7 @@ struct fake_gpu {
     uint32_t power_limit_milliwatts;
     uint32_t sm_clock_idle_mhz, sm_clock_max_mhz;
     uint32_t memory_clock_mhz, video_clock_mhz;
-    uint32_t reserved;
+    uint32_t fold_sequence; /* odd while the integrated readings are being written */
     uint64_t memory_total_bytes;
     uint64_t memory_reserved_bytes;
     /* Integrated up to `folded_at_ns` (CLOCK_MONOTONIC). */
@@ -120,6 +120,7 @@ struct fake_fault {
     uint64_t skip;          /* this many matching calls pass first */
     uint64_t limit;         /* then so many are hit; 0: all */
     uint64_t matched;       /* matching calls so far; counted by the library */
+    uint64_t serial;        /* another one for each fault: a cleared one is over for good */
     char function[72];
 };
 
@@ -145,6 +146,7 @@ struct fake_client {
     uint32_t pid;
     uint32_t inits;
     uint64_t started_at_ns;
+    uint64_t last_call_at_ns; /* the record of the longest silent process is taken first */
     uint64_t calls;
     uint32_t inside;     /* calls within the library at this moment */
     uint32_t max_inside; /* the most there ever were at once */

@@ -5,6 +5,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,50 +14,57 @@ import simgpu
 
 from tests.contract.fakenvml import programs
 
-
-def _run(state: Path, *arguments: str) -> str:
-    command = [sys.executable, str(programs.SIMULATION / "simgpu.py"), *arguments]
-    done = subprocess.run(command, env=programs.environment(state), check=True, stdout=subprocess.PIPE, text=True)
-    return done.stdout
+Run = Callable[..., str]
 
 
-def test_init_takes_the_path_and_the_number(state: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def run(state: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run one command in this process and return what it printed."""
+
+    def command(*arguments: str) -> str:
+        assert simgpu.main(arguments) == 0
+        return capsys.readouterr().out
+
+    return command
+
+
+def test_init_takes_the_path_and_the_number(run: Run, tmp_path: Path) -> None:
     other = tmp_path / "folder" / "other"
-    _run(state, "init", "--state", str(other), "--gpus", "2", "--memory", "24GiB", "--name", "NVIDIA Test")
-    description = json.loads(_run(state, "show", "--state", str(other), "--json"))
+    run("init", "--state", str(other), "--gpus", "2", "--memory", "24GiB", "--name", "NVIDIA Test")
+    description = json.loads(run("show", "--state", str(other), "--json"))
     assert [gpu["uuid"] for gpu in description["gpus"]] == [simgpu.uuid_of(0), simgpu.uuid_of(1)]
     assert {(gpu["name"], gpu["memory_total_bytes"]) for gpu in description["gpus"]} == {("NVIDIA Test", 24 << 30)}
 
 
-def test_set_and_clear(nvml: Any, device: Any, state: Path) -> None:
-    _run(state, "set", "--gpu", "0", "power_milliwatts=na", "temperature_celsius=-3", "energy_millijoules=error:3")
+def test_set_and_clear(nvml: Any, device: Any, run: Run) -> None:
+    run("set", "--gpu", "0", "power_milliwatts=na", "temperature_celsius=-3", "energy_millijoules=error:3")
     assert nvml.nvmlDeviceGetPowerUsage(device) == 2**32 - 1
     assert nvml.nvmlDeviceGetTemperatureV(device, 0) == -3
     with pytest.raises(nvml.NVMLError_NotSupported):
         nvml.nvmlDeviceGetTotalEnergyConsumption(device)
-    assert "power_milliwatts" in _run(state, "show")
-    _run(state, "clear", "--gpu", "0", "power_milliwatts")
+    assert "power_milliwatts" in run("show")
+    run("clear", "--gpu", "0", "power_milliwatts")
     assert nvml.nvmlDeviceGetPowerUsage(device) == 60000
     assert nvml.nvmlDeviceGetTemperatureV(device, 0) == -3
-    _run(state, "clear")
+    run("clear")
     assert nvml.nvmlDeviceGetTemperatureV(device, 0) == 36
 
 
-def test_faults_and_their_end(nvml: Any, device: Any, state: Path) -> None:
-    number = _run(state, "fault", "error", "10", "--gpu", "0", "--function", "nvmlDeviceGetName").strip()
+def test_faults_and_their_end(nvml: Any, device: Any, run: Run) -> None:
+    number = run("fault", "error", "10", "--gpu", "0", "--function", "nvmlDeviceGetName").strip()
     with pytest.raises(nvml.NVMLError_Timeout):
         nvml.nvmlDeviceGetName(device)
-    _run(state, "clear", "--fault", number)
-    _run(state, "fault", "lost", "--gpu", "0")
+    run("clear", "--fault", number)
+    run("fault", "lost", "--gpu", "0")
     with pytest.raises(nvml.NVMLError_GpuIsLost):
         nvml.nvmlDeviceGetName(device)
-    _run(state, "reset")
+    run("reset")
     assert nvml.nvmlDeviceGetName(device)
 
 
-def test_driver_and_xid(state: Path) -> None:
-    _run(state, "driver", "--init-error", "9", "--process-mode", "host", "--version", "535.1", "--duplicates", "1")
-    _run(state, "xid", "3", "79")
+def test_driver_and_xid(run: Run) -> None:
+    run("driver", "--init-error", "9", "--process-mode", "host", "--version", "535.1", "--duplicates", "1")
+    run("xid", "3", "79")
     description = simgpu.show()
     assert (description["init_error"], description["process_mode"]) == (9, "host")
     assert (description["driver_version"], description["duplicate_processes"]) == ("535.1", 1)
