@@ -159,6 +159,17 @@ def test_a_hanging_call_returns_when_another_process_clears_it(nvml: Any, device
     assert answers == [60000]
 
 
+def test_a_cleared_hang_is_over_though_another_takes_its_place(nvml: Any, device: Any) -> None:
+    fault = simgpu.hang(gpu=0, function="nvmlDeviceGetPowerUsage")
+    thread = threading.Thread(target=nvml.nvmlDeviceGetPowerUsage, args=[device], daemon=True)
+    thread.start()
+    thread.join(0.1)
+    simgpu.clear_fault(fault)
+    assert simgpu.hang(gpu=3) == fault, "the same place in the table"
+    thread.join(2.0)
+    assert not thread.is_alive()
+
+
 def test_initialisation_can_hang(pynvml: Any) -> None:
     fault = simgpu.hang(function="init")
     thread = threading.Thread(target=pynvml.nvmlInit, daemon=True)

@@ -3,6 +3,7 @@
 """The library as such: symbols, layout, visibility, counting, a driver that is not there."""
 
 import ctypes
+import os
 import subprocess
 import threading
 from pathlib import Path
@@ -184,6 +185,28 @@ def test_concurrency_tells_whether_one_thread_touches_nvml(nvml: Any, device: An
         thread.join()
     assert (simgpu.max_concurrency(), simgpu.clients()[-1].max_inside) == (3, 3)
     assert simgpu.clients()[-1].threads >= 3
+
+
+def test_a_reset_counts_threads_anew(nvml: Any, device: Any) -> None:
+    nvml.nvmlDeviceGetPowerUsage(device)
+    simgpu.reset()
+    nvml.nvmlDeviceGetPowerUsage(device)
+    nvml.nvmlDeviceGetPowerUsage(device)
+    own = simgpu.clients()[-1]
+    assert (own.threads, own.calls, own.max_inside) == (1, 2, 1)
+
+
+def test_a_busy_client_keeps_its_record_though_many_come_and_go(nvml: Any, device: Any, state: Path) -> None:
+    nvml.nvmlDeviceGetPowerUsage(device)
+    file = simgpu.open_state()
+    for client in file.state.clients:
+        if not client.pid:
+            client.pid, client.last_call_at_ns = 1, 1
+    for _ in range(3):
+        programs.result(state, "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())")
+    simgpu.reset()
+    nvml.nvmlDeviceGetPowerUsage(device)
+    assert [client.calls for client in simgpu.clients() if client.pid == os.getpid()] == [1]
 
 
 def test_what_may_only_be_read_answers_but_does_not_count(state: Path) -> None:

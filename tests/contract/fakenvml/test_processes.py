@@ -36,6 +36,13 @@ def _used(nvml: Any, device: Any) -> int:
     return int(nvml.nvmlDeviceGetMemoryInfo(device, version=nvml.nvmlMemory_v2).used)
 
 
+def _wait_until_free(nvml: Any, device: Any) -> None:
+    deadline = time.monotonic() + 5
+    while _used(nvml, device) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (_used(nvml, device), _listed(nvml, device)) == (0, [])
+
+
 def test_a_process_is_listed_with_its_memory(nvml: Any, device: Any, gpu: simgpu.Gpu) -> None:
     gpu.hold()
     assert _listed(nvml, device) == [(os.getpid(), 0)]
@@ -59,6 +66,42 @@ def test_a_full_gpu_refuses_and_nothing_changes(nvml: Any, device: Any, gpu: sim
     assert _used(nvml, device) == 79 * GIB
     gpu.allocate(gpu.memory_free_bytes)
     assert nvml.nvmlDeviceGetMemoryInfo(device).free == 0
+
+
+def test_programs_that_allocate_at_once_never_get_more_than_there_is(nvml: Any, device: Any, state: Path) -> None:
+    script = """
+import simgpu, sys
+gpu = simgpu.Gpu(0)
+got = 0
+try:
+    while True:
+        gpu.allocate(1 << 30); got += 1
+except simgpu.OutOfMemoryError:
+    print(got, flush=True); sys.stdin.read()"""
+    with running(state, script), running(state, script), running(state, script):
+        assert _used(nvml, device) == 79 * GIB
+        assert sum(memory or 0 for _, memory in _listed(nvml, device)) == 79 * GIB
+        assert len(_listed(nvml, device)) == 3
+    assert _used(nvml, device) == 0
+
+
+def test_readers_and_programs_at_once_agree_on_energy(nvml: Any, device: Any, state: Path) -> None:
+    script = """
+import simgpu
+gpu = simgpu.Gpu(0)
+print('ready', flush=True)
+while True:
+    gpu.busy(1.0, power_watts=300)"""
+    gpu = simgpu.open_state().state.gpus[0]
+    with running(state, script), running(state, script):
+        start, before = time.monotonic(), nvml.nvmlDeviceGetTotalEnergyConsumption(device)
+        readings = [before]
+        while time.monotonic() < start + 0.5:
+            readings.append(nvml.nvmlDeviceGetTotalEnergyConsumption(device))
+        seconds = time.monotonic() - start
+    assert readings == sorted(readings)
+    assert 60_000 * seconds <= readings[-1] - before <= 400_000 * seconds
+    assert readings[-1] <= gpu.energy_millijoules + 400_000 * 0.5, "the file agrees with what was told"
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
@@ -109,7 +152,7 @@ print('ready', flush=True); sys.stdin.read()"""
         assert _listed(nvml, device) == [(process.pid, GIB)]
         process.kill()
         process.wait()
-        assert _listed(nvml, device) == [], "though a forked child lives on"
+        _wait_until_free(nvml, device)  # though a forked child lives on, once it has run at all
 
 
 def test_utilisation_and_power_of_two_programs(nvml: Any, device: Any, state: Path) -> None:
@@ -141,10 +184,7 @@ def test_a_death_in_another_namespace_is_seen(nvml: Any, device: Any, state: Pat
         assert _used(nvml, device) == GIB
         process.kill()
         process.wait()
-        deadline = time.monotonic() + 5
-        while _used(nvml, device) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert _used(nvml, device) == 0
+        _wait_until_free(nvml, device)
 
 
 def test_older_drivers_give_no_memory_or_host_pids(nvml: Any, device: Any, gpu: simgpu.Gpu) -> None:
