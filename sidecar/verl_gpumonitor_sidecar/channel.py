@@ -28,7 +28,7 @@ class ChannelError(Exception):
     code = "error"
 
 
-class ChannelTimeout(ChannelError):
+class ChannelTimeoutError(ChannelError):
     """The time limit ran out."""
 
     code = "timeout"
@@ -95,7 +95,7 @@ class Channel:
         reused = self._connection is not None
         try:
             return self._exchange(request)
-        except ChannelTimeout:
+        except ChannelTimeoutError:
             raise
         except ChannelError:
             if not reused:
@@ -122,7 +122,7 @@ class Channel:
             response = self._read(connection)
         except TimeoutError as error:
             self.close()
-            raise ChannelTimeout("no answer in time") from error
+            raise ChannelTimeoutError("no answer in time") from error
         except (OSError, ValueError) as error:
             self.close()
             if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):

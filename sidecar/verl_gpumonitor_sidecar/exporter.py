@@ -15,6 +15,7 @@ import msgspec
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
+
 from verl_gpumonitor.model.samples import GpuSample, HostSample, ReadingHealth
 from verl_gpumonitor.model.vocabulary import UNKNOWN, GpuState, Ownership
 
@@ -296,9 +297,7 @@ def _gpus(shown: Exports, now: float) -> Iterable[Metric]:
         [(labels, recent_peak(gpu, sample)) for gpu, sample, labels in fresh],
     )
     for name, text, count in _COUNTERS:
-        yield _counter(
-            "gpu_" + name, text, _COUNTER, [((*labels, UNKNOWN), count(gpu)) for gpu, _, labels in fresh]
-        )
+        yield _counter("gpu_" + name, text, _COUNTER, [((*labels, UNKNOWN), count(gpu)) for gpu, _, labels in fresh])
     yield from _xids([(gpu, labels) for gpu, _, labels in fresh])
 
 

@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from typing import Final
 
 import msgspec
+
 from verl_gpumonitor.model.report import RayNode
 from verl_gpumonitor.model.samples import GpuCounters, GpuSample, HostSample, NodeSample, RayAgentSample
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source, UnavailableReason
+from verl_gpumonitor.reading.ownership import Evidence, Owned, own_gpus
 from verl_gpumonitor.timeline.accumulate import GpuAccumulator, add_sample
 
 from .state import FRESH_INTERVALS, OwnGpu, PodState
@@ -32,8 +34,8 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     """The pod's GPUs as its Ray head names them, heard from the controller; None while nobody does."""
     host: HostSample | None = None
     ray_nodes: tuple[RayNode, ...] = ()
-    pod_pids: frozenset[int] | None = None
-    """Processes of the pod, where it shares its process namespace; else None."""
+    processes_on: tuple[str, ...] | None = None
+    """UUIDs of the GPUs on which processes of the pod run; None unless it shares its process namespace."""
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,9 +48,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """What is carried from one moment to the next."""
 
-    ownership: Ownership = Ownership.UNKNOWN
-    own_uuids: tuple[str, ...] | None = None
-    """None until it is known; kept then."""
+    owned: Owned = Owned()
+    """Whose the GPUs are; kept once it is settled."""
     samples: dict[str, GpuSample] = {}
     """Newest sample of each own GPU, from whatever source."""
     ray: dict[str, GpuAccumulator] = {}
@@ -72,10 +73,10 @@ def join(before: Memory, inputs: Inputs, *, terms: Terms, now: float, now_unix: 
     state = PodState(
         gpus_requested=terms.gpus_requested,
         source=source,
-        ownership=after.ownership,
+        ownership=after.owned.by,
         unavailable=unavailable,
         message=message,
-        gpus=tuple(_own(after, uuid, inputs.node, source) for uuid in after.own_uuids or ()),
+        gpus=tuple(_own(after, uuid, inputs.node, source) for uuid in after.owned.uuids),
         gpus_visible=inputs.node.visible,
         driver_version=inputs.node.driver_version,
         interval_seconds=_interval(source, terms),
@@ -95,9 +96,7 @@ def _named(agent: RayAgentSample | None, relayed_uuids: tuple[str, ...] | None) 
     if agent.gpus or relayed_uuids is None or len(relayed_uuids) != len(agent.unnamed_gpus):
         return {gpu.uuid: gpu for gpu in agent.gpus}
     ordered = [agent.unnamed_gpus[index] for index in sorted(agent.unnamed_gpus)]
-    return {
-        uuid: msgspec.structs.replace(gpu, uuid=uuid) for uuid, gpu in zip(relayed_uuids, ordered, strict=True)
-    }
+    return {uuid: msgspec.structs.replace(gpu, uuid=uuid) for uuid, gpu in zip(relayed_uuids, ordered, strict=True)}
 
 
 def _source(
@@ -118,13 +117,23 @@ def _interval(source: Source, terms: Terms) -> float:
 
 
 def _decide_ownership(before: Memory, inputs: Inputs, terms: Terms) -> Memory:
-    if before.own_uuids is not None:
-        return before
-    if terms.gpus_requested == 0:
-        return msgspec.structs.replace(before, ownership=Ownership.NONE_REQUESTED, own_uuids=())
-    if inputs.node.visible == terms.gpus_requested:
-        return msgspec.structs.replace(before, ownership=Ownership.WHOLE_NODE, own_uuids=tuple(g.uuid for g in inputs.node.gpus))
-    return before
+    """Decide with what all sources say, whichever of them is read: Ray may name what NVML measures."""
+    node, agent = inputs.node, inputs.agent
+    evidence = Evidence(
+        requested=terms.gpus_requested,
+        visible=_visible(node),
+        ray_agent=[gpu.uuid for gpu in agent.gpus] if agent else None,
+        ray_head=inputs.relayed_uuids,
+        processes=inputs.processes_on,
+    )
+    return msgspec.structs.replace(before, owned=own_gpus(evidence, before.owned))
+
+
+def _visible(node: NodeSample) -> list[str] | None:
+    """Return what NVML shows now; None while it shows nothing, or while it counts what it cannot name yet."""
+    if node.source is not Source.NVML or node.visible != len(node.gpus):
+        return None
+    return [gpu.uuid for gpu in node.gpus]
 
 
 def _add_up(
@@ -137,7 +146,7 @@ def _add_up(
     now_unix: float,
 ) -> Memory:
     """Take in the newest samples and counters of the own GPUs."""
-    own = memory.own_uuids or ()
+    own = memory.owned.uuids
     heard = agent_gpus if source is Source.RAY_AGENT else {gpu.uuid: gpu for gpu in node.gpus}
     samples = {uuid: heard[uuid] for uuid in own if uuid in heard}
     return msgspec.structs.replace(
@@ -210,7 +219,7 @@ def _unavailable(
         return None, None
     if source is Source.NONE:
         return node.unavailable, node.message
-    if memory.own_uuids is None:
+    if memory.owned.by is Ownership.UNKNOWN:
         return UnavailableReason.OWNERSHIP_UNKNOWN, _NOBODY_SAYS.format(terms.gpus_requested)
     return None, None
 

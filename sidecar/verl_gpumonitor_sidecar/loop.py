@@ -5,6 +5,7 @@
 A turn does no I/O that could block, so that the loop turns, and SIGTERM is heard, whatever hangs elsewhere.
 """
 
+import os
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -51,6 +52,7 @@ class Loop:
         node: NodeReading | None,
         ray: RayReading | None,
         shm_path: str = "",
+        shared_processes: bool = False,
         journal: Journal,
         urgent: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -61,6 +63,7 @@ class Loop:
         self._node = node
         self._ray = ray
         self._shm_path = shm_path
+        self._shared_processes = shared_processes
         self._journal = journal
         self._urgent = urgent
         self._clock = clock
@@ -77,7 +80,9 @@ class Loop:
         try:
             self._turn(self._clock())
         except Exception as error:  # noqa: BLE001 - the loop must turn on: it hears SIGTERM, and the next may succeed
-            self._journal.state("loop", "a turn failed for a fault of ours", kind=type(error).__name__, error=repr(error))
+            self._journal.state(
+                "loop", "a turn failed for a fault of ours", kind=type(error).__name__, error=repr(error)
+            )
         self._turned_at = self._clock()
 
     def healthy(self) -> bool:
@@ -91,22 +96,32 @@ class Loop:
 
     def _turn(self, now: float) -> None:
         view = self._ray.latest() if self._ray else RayView()
+        node = self._node.latest() if self._node else NodeSample()
         inputs = Inputs(
-            node=self._node.latest() if self._node else NodeSample(),
+            node=node,
             agent=view.agent,
             relayed_uuids=self._relayed_uuids,
             host=host_sample(ray=view.agent.host if view.agent else None, shm_path=self._shm_path),
             ray_nodes=view.nodes,
+            processes_on=self._processes_on(node) if self._shared_processes else None,
         )
-        self._memory, self.state = join(
-            self._memory, inputs, terms=self._terms, now=now, now_unix=self._unix_clock()
-        )
+        self._memory, self.state = join(self._memory, inputs, terms=self._terms, now=now, now_unix=self._unix_clock())
         if self._ray:
             self._ray.set_needed(needs_ray(self.state))
         self._known, news = look(self._known, self.state, now)
         if news:
             self._urgent()
         self._say(self.state)
+
+    def _processes_on(self, node: NodeSample) -> tuple[str, ...] | None:
+        """Return the GPUs with processes of the pod. A pid that is not in our /proc is another namespace's."""
+        if self.state.ownership is not Ownership.UNKNOWN and len(self.state.gpus) >= self.state.gpus_requested:
+            return None
+        return tuple(
+            gpu.uuid
+            for gpu in node.gpus
+            if any(os.path.exists(f"/proc/{process.pid}") for process in gpu.processes or ())  # noqa: PTH110 - memory
+        )
 
     def _say(self, state: PodState) -> None:
         """Say on stderr how things stand, when they changed."""

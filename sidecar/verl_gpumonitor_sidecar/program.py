@@ -128,6 +128,7 @@ class Sidecar:
             node=self._sampler,
             ray=self._ray,
             shm_path=found.shm_path,
+            shared_processes=found.shared_processes,
             journal=journal,
             urgent=self._hurry,
         )
@@ -136,9 +137,7 @@ class Sidecar:
 
     def run(self, signals: tuple[signal.Signals, ...]) -> NoReturn:
         """Start the parts, turn the loop until a signal comes, then report a last time and exit."""
-        self._journal.event(
-            "started", pod=self._settings.pod_name, version=__version__, start_id=self._sender.start_id
-        )
+        self._journal.event("started", pod=self._settings.pod_name, version=__version__, start_id=self._sender.start_id)
         serve(self._settings.metrics_port, self._page, healthy=self._loop.healthy, journal=self._journal)
         for part in (self._sampler, self._ray, self._reporter):
             if part is not None:
@@ -195,9 +194,7 @@ class Sidecar:
         state = self._loop.state
         if not state.started and not final:
             return None
-        turn = Turn(
-            sequence=sequence, now=time.monotonic(), now_unix=time.time(), final=final, dropped_reports=dropped
-        )
+        turn = Turn(sequence=sequence, now=time.monotonic(), now_unix=time.time(), final=final, dropped_reports=dropped)
         return build(self._sender, state, turn)
 
     def _exports(self) -> exporter.Exports:

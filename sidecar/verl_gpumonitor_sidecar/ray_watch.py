@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
+
 from verl_gpumonitor.model.report import RayNode
 from verl_gpumonitor.model.samples import RayAgentSample
 
@@ -114,7 +115,9 @@ class RayWatch:
         try:
             nodes = read()
         except Exception as error:  # noqa: BLE001 - as above
-            self._journal.state("ray head", "Ray's dashboard does not answer", kind=type(error).__name__, error=str(error))
+            self._journal.state(
+                "ray head", "Ray's dashboard does not answer", kind=type(error).__name__, error=str(error)
+            )
             return
         if nodes != self._view.nodes:
             self._nodes_wait = FIRST_NODES_SECONDS

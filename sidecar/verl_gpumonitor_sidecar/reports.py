@@ -8,6 +8,7 @@ The controller refuses a report as a whole when one value breaks its bound, so a
 import math
 
 import msgspec
+
 from verl_gpumonitor.model.report import (
     MAX_BYTES,
     MAX_GPUS,

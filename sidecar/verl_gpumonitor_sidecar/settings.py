@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
+
 from verl_gpumonitor.model import wiring
 
 _RAY_METRICS_URL: Final = "http://127.0.0.1:8080/metrics"

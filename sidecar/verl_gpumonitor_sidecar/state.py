@@ -6,6 +6,7 @@ Times named `…_at` are of the monotonic clock, those named `…_unix` are Unix
 """
 
 import msgspec
+
 from verl_gpumonitor.model.report import RayNode
 from verl_gpumonitor.model.samples import GpuCounters, GpuSample, HostSample, ReadingHealth
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source, UnavailableReason
@@ -78,6 +79,4 @@ def recent_peak(gpu: OwnGpu, present: GpuSample) -> int | None:
 
 _IDENTITY = ("uuid", "state", "error", "index", "model", "taken_at", "memory_taken_at")
 _MEMORY = ("memory_used_bytes", "memory_reserved_bytes", "memory_total_bytes")
-_LOAD = tuple(
-    field for field in GpuSample.__struct_fields__ if field not in _IDENTITY and field not in _MEMORY
-)
+_LOAD = tuple(field for field in GpuSample.__struct_fields__ if field not in _IDENTITY and field not in _MEMORY)

@@ -5,6 +5,7 @@
 from typing import Final
 
 import msgspec
+
 from verl_gpumonitor.model.vocabulary import GpuState
 
 from .state import OwnGpu, PodState, gauges
