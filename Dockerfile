@@ -12,22 +12,25 @@ ARG BUILD_IMAGE=${BASE_IMAGE}
 
 FROM ${BUILD_IMAGE} AS sidecar-packages
 COPY requirements/sidecar.txt /requirements.txt
+COPY containers/ /build/
 RUN python3 -m pip install --no-cache-dir --no-compile --disable-pip-version-check --no-deps --only-binary :all: \
       --require-hashes --target /opt/gpumonitor/lib -r /requirements.txt \
-    && rm -f /opt/gpumonitor/lib/example.py && rm -rf /opt/gpumonitor/lib/bin
+    && rm -rf /opt/gpumonitor/lib/example.py /opt/gpumonitor/lib/bin \
+    && python3 /build/finish.py --packages
 
 
 FROM ${BUILD_IMAGE} AS operator-packages
 COPY requirements/operator.txt /requirements.txt
+COPY containers/ /build/
 RUN python3 -m pip install --no-cache-dir --no-compile --disable-pip-version-check --no-deps --only-binary :all: \
       --require-hashes --target /opt/gpumonitor/lib -r /requirements.txt \
-    && rm -f /opt/gpumonitor/lib/example.py && rm -rf /opt/gpumonitor/lib/bin
+    && rm -rf /opt/gpumonitor/lib/example.py /opt/gpumonitor/lib/bin \
+    && python3 /build/finish.py --packages
 
 
-# What both images do at the end, in each of them: programs that start this very python by its path, and compiled
+# What both images do at the end (containers/finish.py): programs that start this very python by its path, and compiled
 # files for all that they import, the standard library included (official images come without). Without those files the
-# sidecar takes 10 MiB more, because each start compiles everything again into a read-only file system. The files are
-# not compared with their sources when they are read, as builders do not all keep times.
+# sidecar takes 10 MiB more, because each start compiles everything again into a read-only file system.
 # A shebang with `env` would make the kernel call the process python3, and people run `pkill -9 python`.
 FROM ${BASE_IMAGE} AS sidecar
 LABEL org.opencontainers.image.title="GPUMonitor sidecar" \

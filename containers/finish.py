@@ -2,17 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs at the end of an image's build: writes the programs' launchers and the compiled files.
 
-Usage: finish.py PROGRAM… . Fails, and the build with it, where a program cannot be imported: that is how a build image
-whose Python differs from the base image's is noticed.
+`finish.py PROGRAM…` finishes an image. It fails, and the build with it, where a program cannot be imported: that is how
+a build image whose Python differs from the base image's is noticed. `finish.py --packages` only compiles the packages
+of others, in a stage that stays in the builder's cache.
 """
 
-import compileall
+import py_compile
 import re
 import subprocess
 import sys
 import sysconfig
+from importlib.util import cache_from_source
 from pathlib import Path
-from py_compile import PycInvalidationMode
 
 ROOT = Path("/opt/gpumonitor")
 LIBRARY = ROOT / "lib"
@@ -51,30 +52,43 @@ def write_launcher(program: str) -> None:
     path.chmod(0o755)
 
 
-def compile_tree(folder: Path, *, leave_out: re.Pattern[str] | None) -> None:
-    """Compile all modules below a folder. What cannot be compiled is reported when something imports it."""
-    compileall.compile_dir(
-        folder,
-        maxlevels=20,
-        quiet=2,
-        rx=leave_out,
-        invalidation_mode=PycInvalidationMode.UNCHECKED_HASH,
-        workers=1,
-    )
+def compile_tree(folder: Path) -> None:
+    """Compile what is not compiled yet below a folder. What cannot be compiled is reported when something imports it.
+
+    The compiled files are taken as they are when they are read, and not compared with their sources: builders do not
+    all keep the times of files.
+    """
+    for source in folder.rglob("*.py"):
+        if NEVER_IMPORTED.search(f"/{source.relative_to(folder)}"):
+            continue
+        if not Path(cache_from_source(str(source))).exists():
+            py_compile.compile(str(source), quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+
+
+IMPORT_ALL = """\
+import importlib, pkgutil, sys
+sys.path.insert(0, sys.argv[1])
+package = importlib.import_module(sys.argv[2])
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    importlib.import_module(module.name)
+importlib.import_module(sys.argv[3])
+"""
 
 
 def check(program: str) -> None:
-    """Import a program as its launcher does. Raises CalledProcessError."""
-    statement = f'import sys; sys.path.insert(0, "{LIBRARY}"); import {MODULES[program]}'
-    subprocess.run([interpreter(), "-IS", "-c", statement], check=True)
+    """Import all modules of a program's package, in this image's python. Raises CalledProcessError."""
+    module = MODULES[program]
+    package = module.split(".", 1)[0]
+    subprocess.run([interpreter(), "-IS", "-c", IMPORT_ALL, str(LIBRARY), package, module], check=True)
 
 
 def main() -> None:
-    """Finish the image for the programs named on the command line."""
-    programs = sys.argv[1:]
-    compile_tree(Path(sysconfig.get_path("stdlib")), leave_out=NEVER_IMPORTED)
-    compile_tree(LIBRARY, leave_out=None)
-    for program in programs:
+    """Do what the command line says; see the module."""
+    compile_tree(LIBRARY)
+    if sys.argv[1:] == ["--packages"]:
+        return
+    compile_tree(Path(sysconfig.get_path("stdlib")))
+    for program in sys.argv[1:]:
         write_launcher(program)
         check(program)
 
