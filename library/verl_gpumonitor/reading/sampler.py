@@ -14,7 +14,6 @@ Imports are counted here: this runs in a sidecar of 30 MiB, so no logging, datac
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from typing import Annotated, Final
 
@@ -228,7 +227,7 @@ class Sampler:
 
     def _note_crash(self, run: _Run) -> None:
         """Say that the reader itself broke: a fault of ours, never the job's."""
-        traceback.print_exc(file=sys.stderr)
+        sys.excepthook(*sys.exc_info())
         with self._lock:
             if self._run is run:
                 self._health = msgspec.structs.replace(self._health, failures=self._health.failures + 1)
