@@ -1,0 +1,148 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Lists everything that is watched, now and then, and corrects what a watch missed.
+
+A deletion that happens while a watch is away is never told; and a list is also the one moment in which it is known that
+what is not there does not exist. A kind whose CRD is absent has no objects; one that may not be listed is not judged.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from verl_gpumonitor_operator.kube.client import KubeClient, object_path
+from verl_gpumonitor_operator.kube.errors import ForbiddenError, KubeError, NotFoundError
+from verl_gpumonitor_operator.kube.reflector import list_all
+
+from . import monitors
+from .jobs import KINDS, JobKind
+from .reconciler import Reconciler
+
+logger = logging.getLogger(__name__)
+
+SWEEP_SECONDS: Final = 120.0
+RETRY_SECONDS: Final = 5.0
+
+_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+@dataclass(kw_only=True, slots=True)
+class SweepState:
+    """For metrics."""
+
+    sweeps: int = 0
+    failures: int = 0
+    corrected: int = 0
+    """Deletions that no watch had told."""
+    absent: set[str] = field(default_factory=set)
+    """Kinds whose CRD is not there."""
+    refused: set[str] = field(default_factory=set)
+    """Kinds that may not be listed."""
+
+
+class Sweeper:
+    """Compares what is believed with lists."""
+
+    def __init__(self, client: KubeClient, reconciler: Reconciler) -> None:
+        self._client = client
+        self._reconciler = reconciler
+        self._due = asyncio.Event()
+        self.state = SweepState()
+
+    def soon(self) -> None:
+        """Have a sweep now rather than in two minutes."""
+        self._due.set()
+
+    async def run(self) -> None:
+        """Sweep for ever; failures are waited out."""
+        while True:
+            self._due.clear()
+            wait = SWEEP_SECONDS if await self.sweep() else RETRY_SECONDS
+            try:
+                await asyncio.wait_for(self._due.wait(), timeout=wait)
+                # Whoever asked may ask again at once (kopf that dies each second): not more often than this.
+                await asyncio.sleep(RETRY_SECONDS)
+            except TimeoutError:
+                continue
+
+    async def complete(self) -> None:
+        """Sweep until it has worked once."""
+        while True:
+            if await self.sweep():
+                return
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def sweep(self) -> bool:
+        """Sweep once. False if a list failed, so that the picture may have holes."""
+        try:
+            await self._sweep_monitors()
+            # Clusters first: a job that is known knows its cluster then.
+            for kind in (JobKind.RAY_CLUSTER, JobKind.RAY_JOB, JobKind.PYTORCH_JOB, JobKind.TRAIN_JOB):
+                await self._sweep_jobs(kind)
+        except (KubeError, msgspec.DecodeError) as error:
+            self.state.failures += 1
+            logger.warning("sweep failed, trying again", extra={"error": str(error)})
+            return False
+        self.state.sweeps += 1
+        return True
+
+    async def _sweep_jobs(self, kind: JobKind) -> None:
+        before = self._reconciler.known_jobs(kind)
+        listed: set[str] = set()
+
+        def take(body: Mapping[str, Any]) -> None:
+            uid = (body.get("metadata") or {}).get("uid")
+            if uid:
+                listed.add(uid)
+                self._reconciler.job_seen(kind, body)
+
+        if not await self._each(kind.value, KINDS[kind].path, take):
+            return
+        for uid in before - listed:
+            self.state.corrected += 1
+            self._reconciler.job_gone(kind, uid)
+        self._reconciler.listed_kinds.add(kind)
+
+    async def _sweep_monitors(self) -> None:
+        before = self._reconciler.known_monitors()
+        listed: set[tuple[str, str, str]] = set()
+
+        def take(body: Mapping[str, Any]) -> None:
+            metadata = body.get("metadata") or {}
+            listed.add((metadata.get("namespace", ""), metadata.get("name", ""), metadata.get("uid", "")))
+            self._reconciler.monitor_seen(body)
+
+        path = object_path(monitors.API_VERSION, monitors.PLURAL)
+        if not await self._each(monitors.KIND, path, take):
+            return
+        for namespace, name, uid in before - listed:
+            self._reconciler.monitor_gone(namespace, name, uid)
+
+    async def _each(self, kind: str, path: str, take: Callable[[Mapping[str, Any]], None]) -> bool:
+        """Give each listed object to `take`. False if the kind may not be listed. Raises KubeError."""
+        try:
+            async with aclosing(list_all(self._client, path)) as chunks:
+                async for items, _ in chunks:
+                    for number, raw in enumerate(items):
+                        take(_decoder.decode(raw))
+                        if number % 50 == 49:
+                            await asyncio.sleep(0)
+        except NotFoundError:
+            self._said(self.state.absent, kind, "kind is not served, its CRD may come later")
+            return True
+        except ForbiddenError as error:
+            self._said(self.state.refused, kind, "kind may not be listed", error=str(error))
+            return False
+        self.state.absent.discard(kind)
+        self.state.refused.discard(kind)
+        return True
+
+    def _said(self, kinds: set[str], kind: str, message: str, **keys: str) -> None:
+        if kind not in kinds:
+            kinds.add(kind)
+            logger.info(message, extra={"reason": kind, **keys})
