@@ -12,20 +12,19 @@ at the start: handshakes fail until then), `await server.start()`, and `await se
 """
 
 import asyncio
-import contextlib
 import logging
-import os
 import resource
 import socket
-import ssl
 from asyncio import sslproto
 from collections import Counter as Tally
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from verl_gpumonitor_operator.certificates import LEAF, LEAF_KEY, load_leaf, server_context
 
 from .ingest import BodyTooLargeError, Incoming, IngestMetrics, Reply, ReportService, refusal
 
@@ -36,15 +35,14 @@ TLS_BUFFER_BYTES: Final = 32 * 1024
 """Two TLS records. asyncio gives each connection 256 KiB, which for 10,000 sidecars would be 2.5 GiB."""
 
 
-class CertificateError(ValueError):
-    """The certificate or its key cannot be used."""
-
-
 class LiveCertificate:
     """A TLS context whose certificate can be exchanged while connections come in."""
 
     def __init__(self) -> None:
-        self.context: Final = _context()
+        self.context: Final = server_context()
+        self.context.set_alpn_protocols(["http/1.1"])
+        # Sidecars keep their connection; tickets would be made at each handshake for nobody.
+        self.context.num_tickets = 0
         self._loaded: tuple[bytes, bytes] | None = None
 
     @property
@@ -52,43 +50,17 @@ class LiveCertificate:
         """Whether there is a certificate to serve."""
         return self._loaded is not None
 
-    def load(self, certificate: bytes, key: bytes) -> bool:
-        """Serve this leaf (PEM) from the next handshake on. False if it is served already.
+    def load(self, data: Mapping[str, bytes]) -> bool:
+        """Serve the leaf of our Secret from the next handshake on. False if it is served already.
 
-        Raises CertificateError, and serves what it served before, when the two cannot be used together.
+        Raises `certificates.CertificateError`, and serves what it served before, when it cannot be used.
         """
-        if self._loaded == (certificate, key):
+        leaf = (data.get(LEAF, b""), data.get(LEAF_KEY, b""))
+        if self._loaded == leaf:
             return False
-        try:
-            # Tried apart first: a live context that fails half-way is left with a certificate and no key.
-            _load(_context(), certificate, key)
-            _load(self.context, certificate, key)
-        except (ssl.SSLError, OSError, ValueError) as error:
-            raise CertificateError(f"the report server's certificate cannot be used: {error}") from error
-        self._loaded = (certificate, key)
+        load_leaf(self.context, data)
+        self._loaded = leaf
         return True
-
-
-def _context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    # Sidecars keep their connection; tickets would be made at each handshake for nobody.
-    context.num_tickets = 0
-    context.options |= ssl.OP_NO_RENEGOTIATION
-    return context
-
-
-def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Load a chain that the ssl module takes from files alone. The key is never written to a disk."""
-    with contextlib.ExitStack() as stack:
-        paths = []
-        for name, content in (("certificate", certificate), ("key", key)):
-            descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
-            stack.callback(os.close, descriptor)
-            os.write(descriptor, content)
-            paths.append(f"/proc/self/fd/{descriptor}")
-        context.load_cert_chain(*paths)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +139,8 @@ class ReportServer:
 
     @property
     def port(self) -> int:
-        """The port that is listened on; useful where 0 was asked for. 0 before the start."""
-        return int(self._socket.getsockname()[1]) if self._socket else 0
+        """The port that is listened on; useful where 0 was asked for."""
+        return self._address[1]
 
     async def start(self) -> None:
         """Listen. Raises OSError where the address is taken."""
@@ -176,6 +148,7 @@ class ReportServer:
         # There is no other place to say it: asyncio makes the protocol of each TLS connection by itself.
         sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
         self._socket = _listen(self._address, self._limits.backlog)
+        self._address = (self._address[0], int(self._socket.getsockname()[1]))
         self._http = _Http(
             self._handle,
             access_log=None,

@@ -156,7 +156,7 @@ class Sink:
     taken: list[tuple[PodIdentity, Report]] = field(default_factory=list)
     keep: bool = True
 
-    def accept(self, identity: PodIdentity, report: Report, received_at: float) -> AcceptResult:
+    def accept(self, identity: PodIdentity, report: Report, received_at: float) -> AcceptResult:  # noqa: ARG002
         key = (identity.uid, report.start_id)
         before = self.last.get(key, 0)
         if report.sequence <= before:
@@ -205,11 +205,13 @@ class Clock:
         self.now += seconds
 
 
-def report(pod: PodRecord, *, sequence: int = 1, start_id: str = "start-0001", gpus: int = 8, **changes: Any) -> Report:
+def report(
+    sender: PodRecord, *, sequence: int = 1, start_id: str = "start-0001", gpus: int = 8, **changes: Any
+) -> Report:
     """A usual report of this pod."""
     values: dict[str, Any] = {
         "format": REPORT_FORMAT,
-        "pod": PodRef(namespace=pod.namespace, name=pod.name, uid=pod.uid),
+        "pod": PodRef(namespace=sender.namespace, name=sender.name, uid=sender.uid),
         "start_id": start_id,
         "sequence": sequence,
         "sent_at": NOW,

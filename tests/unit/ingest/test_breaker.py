@@ -31,9 +31,7 @@ QUIET = Evidence(image=IMAGE)
 
 
 def opened(*, at: float = 0.0, cool_down: float = 60.0, image: str = IMAGE) -> BreakerState:
-    return BreakerState(
-        open=True, image=image, since=at, until=at + cool_down, reason="pod train/a: ErrImagePull"
-    )
+    return BreakerState(open=True, image=image, since=at, until=at + cool_down, reason="pod train/a: ErrImagePull")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +240,7 @@ async def test_the_loop_writes_at_once() -> None:
     await asyncio.sleep(0.01)
     rig.keeper.pod_seen(waiting_pod("ErrImagePull"))
     async with asyncio.timeout(2.0):
-        while not rig.store.saved:
+        while not rig.store.saved:  # noqa: ASYNC110 - what is waited for is the loop's own doing
             await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
