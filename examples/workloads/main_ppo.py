@@ -15,10 +15,10 @@ import sys
 import time
 from dataclasses import dataclass
 
-import ray
+import ray  # type: ignore[import-not-found,unused-ignore]
 import simgpu
-from ray.util.placement_group import PlacementGroup, placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.placement_group import PlacementGroup, placement_group  # type: ignore[import-not-found,unused-ignore]
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # type: ignore[import-not-found,unused-ignore]
 
 GIB = 2**30
 WORKERS_PER_GPU = 3
