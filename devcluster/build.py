@@ -72,7 +72,7 @@ COREDNS = Tool(
     name="coredns",
     title="coredns",
     folder="tools/coredns",
-    programs={"coredns": "github.com/coredns/coredns"},
+    programs={"coredns": "."},
     estimate_seconds=90,
 )
 KUBERAY = Tool(
