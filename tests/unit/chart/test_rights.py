@@ -38,6 +38,8 @@ WEBHOOK_EVERYWHERE = {
     "/limitranges": "list",
     "/resourcequotas": "list",
     "/nodes": "list",
+    "/pods": "list",
+    "apps/daemonsets": "list",
     "ray.io/rayclusters": "get",
 }
 WEBHOOK_AT_HOME = {
