@@ -16,6 +16,7 @@ from verl_gpumonitor.model.report import RayNode
 from verl_gpumonitor.model.samples import GpuCounters, GpuSample, HostSample, NodeSample, RayAgentSample
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source, UnavailableReason
 from verl_gpumonitor.reading.ownership import Evidence, Owned, own_gpus
+from verl_gpumonitor.reading.ray_agent import named_gpus
 from verl_gpumonitor.timeline.accumulate import GpuAccumulator, add_sample
 
 from .state import FRESH_INTERVALS, OwnGpu, PodState
@@ -90,13 +91,10 @@ def join(before: Memory, inputs: Inputs, *, terms: Terms, now: float, now_unix: 
 
 
 def _named(agent: RayAgentSample | None, relayed_uuids: tuple[str, ...] | None) -> dict[str, GpuSample]:
-    """Return the agent's GPUs by UUID. An older Ray names indexes alone: the head's list, in order, names them."""
+    """Return the agent's GPUs by UUID; those of an older Ray are named by what the head says of this pod."""
     if agent is None:
         return {}
-    if agent.gpus or relayed_uuids is None or len(relayed_uuids) != len(agent.unnamed_gpus):
-        return {gpu.uuid: gpu for gpu in agent.gpus}
-    ordered = [agent.unnamed_gpus[index] for index in sorted(agent.unnamed_gpus)]
-    return {uuid: msgspec.structs.replace(gpu, uuid=uuid) for uuid, gpu in zip(relayed_uuids, ordered, strict=True)}
+    return {gpu.uuid: gpu for gpu in named_gpus(agent, relayed_uuids or ())}
 
 
 def _source(

@@ -15,7 +15,9 @@ from typing import Final, NoReturn
 
 from verl_gpumonitor import __version__
 from verl_gpumonitor.model import wiring
-from verl_gpumonitor.model.report import PodRef, Report
+from verl_gpumonitor.model.report import PodRef, RayNode, Report
+from verl_gpumonitor.reading.ray_agent import read_agent
+from verl_gpumonitor.reading.ray_head import read_nodes
 from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings
 
 from . import endpoint, exporter, settings
@@ -169,7 +171,11 @@ class Sidecar:
         agent_url, head_url = self._settings.ray_agent_url, self._settings.ray_head_url
         if agent_url is None and head_url is None:
             return None
-        return RayWatch(read_agent=None, read_nodes=None, journal=self._journal)
+        return RayWatch(
+            read_agent=(lambda: read_agent(agent_url)) if agent_url else None,
+            read_nodes=(lambda: ray_nodes(head_url)) if head_url else None,
+            journal=self._journal,
+        )
 
     def _make_reporter(self) -> Reporter | None:
         report = self._settings.report
@@ -211,6 +217,13 @@ class Sidecar:
             reports=self._reporter.counts() if self._reporter else exporter.ReportCounts(),
             use=own_use(),
         )
+
+
+def ray_nodes(dashboard_url: str) -> tuple[RayNode, ...]:
+    """Return the GPUs of the cluster's nodes as the dashboard lists them. Raises what `read_nodes` raises."""
+    return tuple(
+        RayNode(node_ip=node.node_ip[:64], gpu_uuids=list(node.gpu_uuids)) for node in read_nodes(dashboard_url)
+    )
 
 
 def own_use() -> exporter.ProcessUse:

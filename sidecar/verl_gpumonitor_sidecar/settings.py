@@ -18,6 +18,9 @@ _RAY_METRICS_URL: Final = "http://127.0.0.1:8080/metrics"
 _RAY_DASHBOARD_URL: Final = "http://127.0.0.1:8265"
 _PEM: Final = "-----BEGIN CERTIFICATE-----"
 
+ENV_TOKEN_FILE: Final = "GPUMON_REPORT_TOKEN_FILE"
+"""Where the token lies when it is not where the admission mounts it: for a sidecar that runs outside a pod."""
+
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
@@ -163,7 +166,12 @@ def _report(environ: Mapping[str, str], problems: list[str]) -> ReportSettings |
     if _PEM not in ca_pem:
         problems.append(f"{wiring.ENV_REPORT_CA} holds no PEM certificate")
     try:
-        return ReportSettings(address=parse_address(url), server_name=server_name, ca_pem=ca_pem)
+        return ReportSettings(
+            address=parse_address(url),
+            server_name=server_name,
+            ca_pem=ca_pem,
+            token_file=environ.get(ENV_TOKEN_FILE) or wiring.TOKEN_FILE,
+        )
     except ValueError as error:
         problems.append(f"{wiring.ENV_REPORT_URL}={url[:128]!r} is not usable: {error}")
         return None
