@@ -34,6 +34,18 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from .certificates import CA_BUNDLE, CA_KEY, LEAF, LEAF_KEY
 
+__all__ = [
+    "CA_BUNDLE",
+    "CA_KEY",
+    "DEFAULT_ROTATION",
+    "LEAF",
+    "LEAF_KEY",
+    "Rotation",
+    "bundle",
+    "plan",
+    "server_names",
+]
+
 NEXT_CA: Final = "next-ca.crt"
 NEXT_CA_KEY: Final = "next-ca.key"
 NEXT_CA_SINCE: Final = "next-ca.since"

@@ -21,6 +21,8 @@ _MUST_BE_STATED: Final = ("cpu", "memory", "requests.cpu", "requests.memory", "l
 _DEFAULTABLE: Final = frozenset(("cpu", "memory", "ephemeral-storage"))
 _PACKED: Final = 8
 """Pods of one size that are assumed to be laid side by side on a node on purpose; more are coincidence."""
+_GANG: Final = 16
+"""Further pods of one size that are assumed to fill a quota on purpose; where more would fit, it is a roomy one."""
 
 
 def with_defaults(container: Json, limits: Sequence[LimitRangeItem]) -> tuple[dict[str, int], dict[str, int]]:
@@ -80,8 +82,8 @@ def quota_refusal(
 ) -> str | None:
     """Check that each quota that counts the pod (without the sidecar) has ample room for what the sidecar adds.
 
-    Room is wanted for `headroom` sidecars beside this pod, because `used` lags behind a burst of pods. And adding
-    sidecars to this and all further pods of its size must not lower how many of them fit: the last pod of a gang that
+    Room is wanted for `headroom` sidecars beside this pod, because `used` lags behind a burst of pods. And where only
+    a few more pods of this size fit, sidecars in all of them must not lower their number: the last pod of a gang that
     fills its quota exactly would otherwise be refused for the sake of the sidecars of those before.
     """
     added = _quota_amounts(*with_defaults(container, limits))
@@ -106,7 +108,7 @@ def _ample(room: int, size: int, *, extra: int, headroom: int) -> bool:
     if size <= 0:
         return True
     further, slack = divmod(room, size)
-    return slack >= extra * (further + 1)
+    return further > _GANG or slack >= extra * (further + 1)
 
 
 def _quota_amounts(requests: Amounts, limits: Amounts) -> dict[str, int]:

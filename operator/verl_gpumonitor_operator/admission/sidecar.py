@@ -71,7 +71,7 @@ def container(
         "env": _environment(pod, settings=settings, cluster=cluster),
         "volumeMounts": _mounts(pod),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": _security_context(namespace),
+        "securityContext": _security_context(pod, namespace),
     }
     if _own_port(pod):
         built["ports"] = [
@@ -104,8 +104,12 @@ def _mounts(pod: Json) -> list[dict[str, Any]]:
     return mounts
 
 
-def _security_context(namespace: Namespace) -> dict[str, Any]:
-    """Return what the *restricted* Pod Security Standard wants, written out, whatever the pod as a whole says."""
+def _security_context(pod: Json, namespace: Namespace) -> dict[str, Any]:
+    """Return what the *restricted* Pod Security Standard wants, written out, whatever the pod as a whole says.
+
+    A pod that runs as root as a whole would hand that down to a sidecar without uid, which may not be root and could
+    then never be created. OpenShift lets such a pod in only where it lets any uid in.
+    """
     context: dict[str, Any] = {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -113,7 +117,8 @@ def _security_context(namespace: Namespace) -> dict[str, Any]:
         "runAsNonRoot": True,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    if OPENSHIFT_UID_RANGE not in namespace.annotations:
+    is_root = pods.mapping(pods.spec(pod).get("securityContext")).get("runAsUser") == 0
+    if is_root or OPENSHIFT_UID_RANGE not in namespace.annotations:
         context |= {"runAsUser": USER_ID, "runAsGroup": USER_ID}
     return context
 

@@ -1,0 +1,187 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""The small parts below the decision: quantities, JSON Patch, versions, objects, the breaker's state, reviews."""
+
+import base64
+import json
+from fractions import Fraction
+from typing import Any
+
+import jsonpatch as independent_jsonpatch
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_gpumonitor_operator.admission import facts, jsonpatch, objects, pods, quantities, review
+from verl_gpumonitor_operator.admission.jsonpatch import Operation, PatchError, pointer
+from verl_gpumonitor_operator.admission.preflight import BreakerState
+
+from . import samples
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0),
+        ("1", 1),
+        ("1.5", Fraction(3, 2)),
+        (".5", Fraction(1, 2)),
+        ("5.", 5),
+        ("50m", Fraction(1, 20)),
+        ("64Mi", 64 * 2**20),
+        ("1Ei", 2**60),
+        ("1k", 1000),
+        ("1E", 10**18),
+        ("1e3", 1000),
+        ("1E3", 1000),
+        ("25e-1", Fraction(5, 2)),
+        ("-2", -2),
+        ("100u", Fraction(1, 10**4)),
+    ],
+)
+def test_quantities(text: str, value: Fraction | int) -> None:
+    assert quantities.parse(text) == value * quantities.UNIT
+
+
+def test_a_quantity_finer_than_a_billionth_is_rounded_up() -> None:
+    assert quantities.parse("0.0000000001") == 1
+
+
+@pytest.mark.parametrize("value", ["", "m", "1 Gi", "1ki", "0x10", "1e", "٣", "1e99999", "--1", None, [], {}, True])
+def test_what_is_no_quantity(value: object) -> None:
+    assert quantities.parse(value) is None
+
+
+@pytest.mark.parametrize(
+    ("resource", "text", "shown"),
+    [("cpu", "0.05", "50m"), ("limits.cpu", "2", "2"), ("memory", "67108864", "64Mi"), ("nvidia.com/gpu", "8", "8")],
+)
+def test_amounts_for_people(resource: str, text: str, shown: str) -> None:
+    assert quantities.shown(resource, quantities.parse(text) or 0) == shown
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        [Operation(op="add", path="/a", value=1)],
+        [Operation(op="add", path="/list/-", value=4)],
+        [Operation(op="add", path="/list/0", value=4)],
+        [Operation(op="replace", path="/list/1", value={"x": 1}), Operation(op="add", path="/list/1/y", value=2)],
+        [Operation(op="remove", path="/list/0")],
+        [Operation(op="remove", path="/deep/in"), Operation(op="add", path="/deep/in", value=None)],
+        [Operation(op="add", path=pointer("deep", "a/b~c"), value="v")],
+    ],
+)
+def test_patches_apply_as_elsewhere(operations: list[Operation]) -> None:
+    document = {"list": [1, 2, 3], "deep": {"in": {"x": None}}}
+    before = json.dumps(document)
+    expected = independent_jsonpatch.apply_patch(document, json.loads(msgspec.json.encode(operations)))
+    assert jsonpatch.applied(document, operations) == expected
+    assert json.dumps(document) == before
+
+
+@pytest.mark.parametrize(
+    ("op", "path"),
+    [
+        ("add", ""),
+        ("add", "/none/x"),
+        ("add", "/list/4"),
+        ("replace", "/list/-"),
+        ("replace", "/list/3"),
+        ("remove", "/none"),
+        ("add", "/list/x"),
+        ("add", "/text/x"),
+        ("add", "/list/-/x"),
+    ],
+)
+def test_patches_that_do_not_apply(op: Any, path: str) -> None:
+    with pytest.raises(PatchError):
+        jsonpatch.applied({"list": [1, 2, 3], "text": "t"}, [Operation(op=op, path=path, value=1)])
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("v1.36.0", (1, 36)),
+        ("v1.29.3-eks-1a2b", (1, 29)),
+        ("1.28", (1, 28)),
+        ("v1", None),
+        ("", None),
+        ("latest", None),
+    ],
+)
+def test_versions(text: str, version: tuple[int, int] | None) -> None:
+    assert facts.version(text) == version
+
+
+@pytest.mark.parametrize(
+    ("group", "has_gpus"),
+    [
+        pytest.param({"template": {"spec": samples.ray_worker()["spec"]}}, True, id="by the template's resources"),
+        pytest.param({"rayStartParams": {"num-gpus": "4"}}, True, id="by what Ray is told"),
+        pytest.param({"resources": {"GPU": "4"}}, True, id="by the group's resources"),
+        pytest.param({"rayStartParams": {"num-gpus": "0"}}, False, id="zero is none"),
+        pytest.param({"template": {"spec": None}}, False, id="a group that says nothing"),
+    ],
+)
+def test_gpu_groups_of_a_ray_cluster(group: dict[str, Any], has_gpus: bool) -> None:
+    document = {"spec": {"headGroupSpec": {}, "workerGroupSpecs": [{}, group]}}
+    cluster = msgspec.json.decode(json.dumps(document), type=objects.RayClusterObject)
+    assert cluster.has_gpus((r".*/gpu$",)) is has_gpus
+
+
+def test_gpus_are_summed_over_containers_that_run_together() -> None:
+    pod = samples.ray_worker(gpus=4)
+    pod = samples.with_container(pod, {"name": "other", "resources": {"limits": {"nvidia.com/gpu": "2"}}})
+    pod = samples.with_container(pod, {"name": "prepare", "resources": {"limits": {"nvidia.com/gpu": "8"}}}, init=True)
+    assert pods.gpus_requested(pod, (r".*/gpu$",)) == 6
+    assert pods.gpus_requested(pod, (r"amd\.com/gpu",)) == 0
+
+
+def test_a_daemon_set_takes_room_only_where_its_selector_matches() -> None:
+    spec = {"nodeSelector": {"gpu": "yes"}, "containers": [{"resources": {"requests": {"cpu": "1"}}}]}
+    document = {"spec": {"template": {"spec": spec}}, "status": {"desiredNumberScheduled": 3}}
+    daemon = msgspec.json.decode(json.dumps(document), type=objects.DaemonSetObject)
+    node = msgspec.json.decode('{"metadata":{"name":"n","labels":{"gpu":"yes"}}}', type=objects.NodeObject)
+    other = msgspec.json.decode('{"metadata":{"name":"m"}}', type=objects.NodeObject)
+    assert daemon.runs_on(node)
+    assert not daemon.runs_on(other)
+    assert daemon.requests() == samples.amounts(cpu="1")
+
+
+@pytest.mark.parametrize(
+    ("state", "paused"),
+    [
+        pytest.param(BreakerState(), False, id="closed"),
+        pytest.param(BreakerState(open=True, image="a"), True, id="open for this image"),
+        pytest.param(BreakerState(open=True, image="b"), False, id="open for another image"),
+        pytest.param(BreakerState(open=True, image="a", until=101.0), True, id="still cooling down"),
+        pytest.param(BreakerState(open=True, image="a", until=100.0), False, id="time for another try"),
+    ],
+)
+def test_breaker(state: BreakerState, paused: bool) -> None:
+    assert (state.pause("a", 100.0) is not None) is paused
+
+
+@given(st.binary(max_size=200))
+def test_a_uid_is_looked_for_in_any_bytes(body: bytes) -> None:
+    assert isinstance(review.uid(body), str)
+
+
+def test_a_uid_is_found_in_a_body_that_was_cut_off() -> None:
+    assert (
+        review.uid(b'{"kind":"AdmissionReview","request":{"uid":"705ab4f5-6393","object":{"spec":') == "705ab4f5-6393"
+    )
+
+
+def test_an_answer_carries_its_patch() -> None:
+    answer = json.loads(review.allowed("u", [Operation(op="remove", path="/a")]))
+    assert answer["response"]["patchType"] == "JSONPatch"
+    assert json.loads(base64.b64decode(answer["response"]["patch"])) == [{"op": "remove", "path": "/a"}]
+    assert json.loads(review.allowed("u"))["response"] == {"uid": "u", "allowed": True}
+
+
+def test_secret_data_that_is_no_base64_is_left_out() -> None:
+    secret = objects.SecretObject(data={"good": base64.b64encode(b"x").decode(), "bad": "***"})
+    assert secret.decoded() == {"good": b"x"}
