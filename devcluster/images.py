@@ -111,19 +111,18 @@ def _simgpu(layout: Layout) -> Path:
     return layout.repository / "tests" / "fakenvml" / "simgpu.py"
 
 
-def _prepare_ray(layout: Layout, context: Path) -> None:
-    shutil.copy(layout.package / "requirements" / "ray.txt", context / "ray.txt")
+def _requirements(layout: Layout) -> Path:
+    return layout.package / "requirements" / "ray.txt"
+
+
+def _copy_requirements(layout: Layout, context: Path) -> None:
+    shutil.copy(_requirements(layout), context / "ray.txt")
+
+
+def _copy_simgpu(layout: Layout, context: Path) -> None:
     (context / "simgpu").mkdir()
     if _simgpu(layout).exists():
         shutil.copy(_simgpu(layout), context / "simgpu" / "simgpu.py")
-
-
-def _ray_inputs(layout: Layout) -> Sequence[bytes]:
-    simgpu = _simgpu(layout)
-    return [
-        (layout.package / "requirements" / "ray.txt").read_bytes(),
-        simgpu.read_bytes() if simgpu.exists() else b"",
-    ]
 
 
 def _nothing(_: Layout, __: Path) -> None:
@@ -176,13 +175,22 @@ TRAINING_OPERATOR = Recipe(
     inputs=_keyed_by(build.TRAINING_OPERATOR, "init-container.yaml"),
     bases={"BASE_IMAGE": BASE},
 )
+RAY_BASE = Recipe(
+    name="ray-base",
+    tag=versions.RAY,
+    estimate_seconds=180,
+    prepare=_copy_requirements,
+    inputs=lambda layout: [_requirements(layout).read_bytes()],
+    bases={"BASE_IMAGE": BASE, "BUILD_IMAGE": BASE_BUILD},
+    kubernetes=False,
+)
 RAY = Recipe(
     name="ray",
     tag=versions.RAY,
-    estimate_seconds=180,
-    prepare=_prepare_ray,
-    inputs=_ray_inputs,
-    bases={"BASE_IMAGE": BASE, "BUILD_IMAGE": BASE_BUILD},
+    estimate_seconds=20,
+    prepare=_copy_simgpu,
+    inputs=lambda layout: [_simgpu(layout).read_bytes() if _simgpu(layout).exists() else b""],
+    bases={"BASE_IMAGE": RAY_BASE},
 )
 
 
