@@ -51,6 +51,8 @@ ENTRYPOINT ["/opt/gpumonitor/bin/gpumon-sidecar"]
 FROM ${BASE_IMAGE} AS operator
 LABEL org.opencontainers.image.title="GPUMonitor operator" \
       org.opencontainers.image.licenses="Apache-2.0"
+# kopf asks for the name of its user, and neither 65532 nor a uid of the cluster's choice has an entry in /etc/passwd.
+ENV LOGNAME=gpumonitor
 COPY --from=operator-packages /opt/gpumonitor/lib /opt/gpumonitor/lib
 COPY library/verl_gpumonitor /opt/gpumonitor/lib/verl_gpumonitor
 COPY sidecar/verl_gpumonitor_sidecar /opt/gpumonitor/lib/verl_gpumonitor_sidecar
