@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gathers the facts that a decision needs: what changes with each pod is read live, the rest is kept fresh meanwhile.
 
-The API server waits three seconds for us while a user's pod waits for it. So the live reads of one request have half a
+The API server waits three seconds for us while a user's pod waits for it. So the live reads of one request have one
 second in all; without them nothing is injected, and the pod says so.
 """
 
@@ -26,7 +26,7 @@ from .quantities import UNIT, Amounts
 
 log = logging.getLogger(__name__)
 
-LIVE_SECONDS: Final = 0.5
+LIVE_SECONDS: Final = 1.0
 """Budget of all live reads of one request."""
 RAY_SECONDS: Final = 0.3
 """Budget of reading a head's RayCluster; without it the head is taken for one of a GPU cluster."""
