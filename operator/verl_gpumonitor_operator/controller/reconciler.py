@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from verl_gpumonitor.diagnosis import DiagnosisLimits
 from verl_gpumonitor.model.vocabulary import Phase, Severity
 from verl_gpumonitor_operator.settings import Settings
 
 from . import ledger, monitors
-from .assessment import Assessment, FindingStates, Limits, assess, states_of
+from .assessment import Assessment, FindingStates, assess, states_of
+from .assessment import ended as ended_assessment
 from .events import EventRecorder, ObjectRef, Occurrence
 from .jobs import KINDS, GpuResources, JobKind, JobSeen, timestamp
 from .jobs import from_object as job_from_object
@@ -53,7 +55,7 @@ class Entry:
     creating: bool = False
     not_before: float = 0.0
     """No write before this time: the last one failed."""
-    states: FindingStates = field(default_factory=dict)
+    states: FindingStates = field(default_factory=FindingStates)
     looked_at: float = 0.0
     restored: bool = False
     """Its status is from before a restart, and not every pod has reported since."""
@@ -84,7 +86,7 @@ class Reconciler:
         writer: StatusWriter,
         recorder: EventRecorder,
         settings: Settings,
-        limits: Limits,
+        limits: DiagnosisLimits,
         clock: Callable[[], float],
     ) -> None:
         self._workloads = workloads
@@ -356,14 +358,11 @@ class Reconciler:
         gpus, summaries, telemetry = self._views(tracks, now)
         ended = workload.job.ended or workload.gone_at is not None
         available = self._availability(workload, summaries)
-        assessment = assess(
-            gpus,
-            available,
-            states=entry.states,
-            now=now,
-            limits=self._limits,
-            muted=entry.monitor.muted_reasons if entry.monitor else frozenset(),
-            judging=not ended,
+        muted = entry.monitor.muted_reasons if entry.monitor else frozenset[str]()
+        assessment = (
+            ended_assessment(entry.states)
+            if ended
+            else assess(gpus, available, states=entry.states, now=now, limits=self._limits, muted=muted)
         )
         kept_health = self._base(workload, entry).get("health") if ended else None
         picture = Picture(
@@ -377,7 +376,7 @@ class Reconciler:
             telemetry=telemetry,
             totals=workload.totals(),
             conditions=assessment.conditions,
-            health=kept_health or assessment.health,
+            health=kept_health or assessment.health or "Unknown",
             gpu_notes=assessment.gpu_notes,
             generation=entry.monitor.generation if entry.monitor else None,
             ledger=ledger.write(workload.ledger()),

@@ -1,0 +1,200 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""How well a pod is seen, and what is said of the whole job."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.controller.builders import gpu, owner_of, pod, report
+from verl_gpumonitor.model.vocabulary import GpuState, UnavailableReason
+from verl_gpumonitor_operator.controller.jobs import JobKind
+from verl_gpumonitor_operator.controller.ports import ContainerPhase, ContainerState, PodRecord
+from verl_gpumonitor_operator.controller.telemetry import (
+    MONITORED,
+    WAITING,
+    Patience,
+    PodSummary,
+    Seen,
+    Telemetry,
+    Verdict,
+    availability,
+    judge,
+)
+
+PATIENCE = Patience(fresh_seconds=45.0, silence_seconds=60.0)
+OWNER = owner_of(JobKind.PYTORCH_JOB, "sft")
+POD = pod("m", OWNER)
+NOW = 10_000.0
+
+
+def state(phase: ContainerPhase, reason: str | None = None, **more: object) -> ContainerState:
+    return ContainerState(phase=phase, reason=reason, **more)  # type: ignore[arg-type]
+
+
+def telemetry(age: float, unavailable: UnavailableReason | None = None) -> Telemetry:
+    return Telemetry.of(report("m", unavailable=unavailable), NOW - age)
+
+
+@pytest.mark.parametrize(
+    ("record", "heard", "seen", "reason"),
+    [
+        pytest.param(POD, telemetry(5.0), Seen.MONITORED, None, id="a fresh report"),
+        pytest.param(POD, telemetry(59.0), Seen.MONITORED, None, id="a report below the silence"),
+        pytest.param(POD, telemetry(61.0), Seen.UNMONITORED, "NotReporting", id="silence after reports"),
+        pytest.param(
+            POD,
+            telemetry(5.0, UnavailableReason.NO_LIBRARY),
+            Seen.UNMONITORED,
+            "NoLibrary",
+            id="the sidecar sees nothing",
+        ),
+        pytest.param(
+            replace(POD, gpus_requested=0),
+            telemetry(5.0, UnavailableReason.NO_LIBRARY),
+            Seen.MONITORED,
+            None,
+            id="a CPU-only head need not see GPUs",
+        ),
+        pytest.param(replace(POD, phase="Succeeded"), None, Seen.DONE, None, id="it succeeded"),
+        pytest.param(replace(POD, phase="Failed"), telemetry(500.0), Seen.DONE, None, id="it failed"),
+        pytest.param(replace(POD, deleting=True), telemetry(500.0), Seen.DONE, None, id="it is being deleted"),
+        pytest.param(replace(POD, injected=None), None, Seen.UNMONITORED, "NotInjected", id="the webhook was away"),
+        pytest.param(
+            replace(POD, injected=None, skip_reason="QuotaTooSmall: The quota has no room."),
+            None,
+            Seen.UNMONITORED,
+            "QuotaTooSmall",
+            id="the webhook said why it did not inject",
+        ),
+        pytest.param(
+            replace(POD, injected=None, skip_reason="who knows"),
+            None,
+            Seen.UNMONITORED,
+            "NotInjected",
+            id="an odd reason",
+        ),
+        pytest.param(
+            replace(POD, phase="Pending", sidecar=None), None, Seen.WAITING, None, id="it is not scheduled yet"
+        ),
+        pytest.param(
+            replace(POD, sidecar=state(ContainerPhase.WAITING, "PodInitializing")),
+            None,
+            Seen.WAITING,
+            None,
+            id="it starts",
+        ),
+        pytest.param(
+            replace(POD, sidecar=state(ContainerPhase.WAITING, "ImagePullBackOff")),
+            None,
+            Seen.UNMONITORED,
+            "ImagePullBackOff",
+            id="the image cannot be pulled",
+        ),
+        pytest.param(
+            replace(POD, sidecar=state(ContainerPhase.RUNNING, started_at=NOW - 59)),
+            None,
+            Seen.WAITING,
+            None,
+            id="young",
+        ),
+        pytest.param(
+            replace(POD, sidecar=state(ContainerPhase.RUNNING, started_at=NOW - 61)),
+            None,
+            Seen.UNMONITORED,
+            "NotReporting",
+            id="it never reported",
+        ),
+        pytest.param(
+            replace(POD, sidecar=state(ContainerPhase.TERMINATED, exit_code=1)),
+            None,
+            Seen.UNMONITORED,
+            "NotReporting",
+            id="the sidecar ended",
+        ),
+    ],
+)
+def test_judge(record: PodRecord, heard: Telemetry | None, seen: Seen, reason: str | None) -> None:
+    verdict = judge(record, heard, now=NOW, listening_since=0.0, patience=PATIENCE)
+    assert (verdict.seen, verdict.reason) == (seen, reason)
+    assert (verdict.message is not None) == (seen is Seen.UNMONITORED)
+
+
+def test_silence_before_the_controller_listened_is_its_own() -> None:
+    old = replace(POD, sidecar=state(ContainerPhase.RUNNING, started_at=0.0))
+    assert judge(old, None, now=NOW, listening_since=NOW - 30, patience=PATIENCE) == WAITING
+    assert judge(old, None, now=NOW, listening_since=NOW - 61, patience=PATIENCE).reason == "NotReporting"
+
+
+def test_a_pod_that_was_let_go_with_its_own_image_says_so() -> None:
+    rescued = replace(POD, sidecar_image="user/verl:1", sidecar=state(ContainerPhase.RUNNING, started_at=0.0))
+    verdict = judge(rescued, None, now=NOW, listening_since=0.0, patience=PATIENCE)
+    assert "could not be pulled" in (verdict.message or "")
+
+
+def test_a_text_about_silence_does_not_change_by_itself() -> None:
+    old = replace(POD, sidecar=state(ContainerPhase.RUNNING, started_at=0.0))
+    verdicts = {judge(old, None, now=NOW + later, listening_since=0.0, patience=PATIENCE) for later in range(0, 600, 7)}
+    assert len(verdicts) == 1
+
+
+def summary(name: str, verdict: Verdict, *, requested: int = 4, reported: int = 4, faulty: int = 0) -> PodSummary:
+    lost = tuple(gpu(f"GPU-{number}", state=GpuState.LOST, error="GPU_IS_LOST") for number in range(faulty))
+    return PodSummary(name=name, gpus_requested=requested, gpus_reported=reported, faulty=lost, verdict=verdict)
+
+
+def missing(reason: str) -> Verdict:
+    return Verdict(seen=Seen.UNMONITORED, reason=reason, message=f"Because of {reason}.")
+
+
+DONE = Verdict(seen=Seen.DONE)
+
+
+@pytest.mark.parametrize(
+    ("pods", "status", "reason", "words"),
+    [
+        pytest.param([], "Unknown", "NoReportYet", "No pod", id="no pods"),
+        pytest.param([summary("a", WAITING)], "Unknown", "NoReportYet", "No pod", id="pods that start"),
+        pytest.param(
+            [summary("a", MONITORED), summary("b", MONITORED)], "True", "AllReporting", "8 GPUs", id="all well"
+        ),
+        pytest.param([summary("a", MONITORED), summary("b", DONE)], "True", "AllReporting", "1 pods", id="done pods"),
+        pytest.param(
+            [summary("head", missing("NotReporting"), requested=0), summary("a", MONITORED)],
+            "True",
+            "AllReporting",
+            "1 pods",
+            id="a head without GPUs does not count",
+        ),
+        pytest.param(
+            [
+                summary("a", missing("NoLibrary")),
+                summary("b", missing("NoLibrary")),
+                summary("c", missing("NotReporting")),
+            ],
+            "False",
+            "NoLibrary",
+            "2 of 3 pods",
+            id="nothing is seen, for the commonest reason",
+        ),
+        pytest.param(
+            [summary("a", MONITORED), summary("b", missing("NotInjected"))],
+            "True",
+            "Partial",
+            "NotInjected",
+            id="one unseen",
+        ),
+        pytest.param(
+            [summary("a", MONITORED, reported=3, faulty=1)],
+            "True",
+            "Partial",
+            "GPU-0 of pod a is lost",
+            id="a lost GPU",
+        ),
+        pytest.param([summary("a", MONITORED, reported=3)], "True", "Partial", "3 of 4", id="a GPU that is not there"),
+    ],
+)
+def test_availability(pods: list[PodSummary], status: str, reason: str, words: str) -> None:
+    found = availability(pods)
+    assert (found.status, found.reason) == (status, reason)
+    assert words in found.message
