@@ -11,6 +11,7 @@ import yaml
 
 from tests.unit.chart.rendering import CHART, REPOSITORY, Chart, Object, Rendered
 from verl_gpumonitor.model.vocabulary import GpuState, Phase
+from verl_gpumonitor_operator.controller import ledger
 
 NAME = "gpumonitors.gpumonitor.dev"
 SOURCE = CHART / "files" / "gpumonitor.dev_gpumonitors.yaml"
@@ -167,6 +168,10 @@ def test_the_sets_are_the_vocabularys(schema: Object) -> None:
     assert status["phase"]["enum"] == list(Phase)
     assert status["previousRun"]["properties"]["phase"]["enum"] == list(Phase)
     assert status["worstGpus"]["items"]["properties"]["state"]["enum"] == list(GpuState)
+
+
+def test_the_bound_of_the_ledger_is_the_writers(schema: Object) -> None:
+    assert schema["properties"]["status"]["properties"]["ledger"]["maxLength"] == ledger.MAX_WRITTEN
 
 
 def test_what_a_person_sees(version: Object) -> None:
