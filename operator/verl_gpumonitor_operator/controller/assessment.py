@@ -24,7 +24,7 @@ from verl_gpumonitor.diagnosis import (
     judge,
     resume,
 )
-from verl_gpumonitor.diagnosis.health import NOT_DETECTED
+from verl_gpumonitor.diagnosis.health import NOT_DETECTED, rank_of
 from verl_gpumonitor.diagnosis.hysteresis import Alert, AlertPhase, Holds, advance
 from verl_gpumonitor.model.vocabulary import Severity
 from verl_gpumonitor_operator.settings import Diagnosis, SettingsError
@@ -209,13 +209,11 @@ def _open(tracked: TrackedFinding) -> OpenFinding:
 
 
 def _notes(found: Sequence[TrackedFinding]) -> Mapping[str, str]:
-    notes: dict[str, list[str]] = {}
+    notes: dict[str, set[str]] = {}
     for tracked in found:
         for uuid in tracked.finding.scope.gpus:
-            reasons = notes.setdefault(uuid, [])
-            if tracked.finding.reason not in reasons:
-                reasons.append(tracked.finding.reason)
-    return {uuid: ", ".join(reasons) for uuid, reasons in notes.items()}
+            notes.setdefault(uuid, set()).add(tracked.finding.reason)
+    return {uuid: ", ".join(sorted(reasons, key=rank_of)) for uuid, reasons in notes.items()}
 
 
 RESOLVED: Final = "Resolved"

@@ -36,6 +36,8 @@ TICK_SECONDS: Final = 0.5
 LOOK_AGAIN_SECONDS: Final = 10.0
 """A workload that runs is looked at this often, because silence is news, too."""
 RETENTION_CHECK_SECONDS: Final = 5.0
+RETRY_SECONDS: Final = 10.0
+"""After a write that failed."""
 REMEMBER_SECONDS: Final = 10.0
 TERMINAL: Final = (Phase.SUCCEEDED.value, Phase.FAILED.value, Phase.STOPPED.value)
 UNSUPPORTED: Final = (
@@ -341,7 +343,7 @@ class Reconciler:
         created = await self._writer.create(body)
         entry.creating = False
         if created is None:
-            entry.not_before = self._clock() + 30.0
+            entry.not_before = self._clock() + RETRY_SECONDS
         else:
             self._keep(created)
         self._workloads.touch(job.uid)
@@ -506,7 +508,7 @@ class Reconciler:
             self._missing(entry)
             entry.not_before = now + 1.0
         else:
-            entry.not_before = now + (60.0 if outcome is Outcome.INVALID else 10.0)
+            entry.not_before = now + (6 * RETRY_SECONDS if outcome is Outcome.INVALID else RETRY_SECONDS)
         self._workloads.touch(uid)
 
     def _missing(self, entry: Entry) -> None:

@@ -1,0 +1,467 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""From objects, pods and reports to GPUMonitors and Events, with time and the API server in the test's hand."""
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from tests.unit.controller.builders import GIB, gpu, gpu_template, identity, metadata, owner_of, pod, report
+from tests.unit.controller.fakeapi import FakeApi
+from verl_gpumonitor.diagnosis import DiagnosisLimits
+from verl_gpumonitor.model.vocabulary import Severity
+from verl_gpumonitor_operator.controller.events import EventRecorder
+from verl_gpumonitor_operator.controller.jobs import JobKind, timestamp
+from verl_gpumonitor_operator.controller.ports import PodRecord
+from verl_gpumonitor_operator.controller.reconciler import Reconciler
+from verl_gpumonitor_operator.controller.workloads import Workloads
+from verl_gpumonitor_operator.controller.writer import StatusWriter
+from verl_gpumonitor_operator.kube.client import KubeClient
+from verl_gpumonitor_operator.kube.errors import ForbiddenError, ServerFaultError
+from verl_gpumonitor_operator.settings import Images, Settings
+
+OPERATOR = Settings(release="gpumonitor", namespace="gpumonitor-system", images=Images(sidecar="s:1", operator="o:1"))
+SFT = owner_of(JobKind.PYTORCH_JOB, "sft")
+
+
+class Life:
+    """One life of a controller."""
+
+    def __init__(self, api: FakeApi, start: float) -> None:
+        self.api = api
+        self.now = start
+        loop = asyncio.get_running_loop()
+        client = cast(KubeClient, api)
+        self.workloads = Workloads()
+        self.writer = StatusWriter(client, writes_per_second=1e6, clock=loop.time)
+        self.recorder = EventRecorder(client, instance="pod", rate=1e6, burst=10_000, clock=loop.time)
+        self.reconciler = Reconciler(
+            workloads=self.workloads,
+            writer=self.writer,
+            recorder=self.recorder,
+            settings=OPERATOR,
+            limits=DiagnosisLimits(),
+            clock=lambda: self.now,
+        )
+        self.reconciler.listed_kinds = set(JobKind)
+        self.tasks = [asyncio.create_task(self.writer.run()), asyncio.create_task(self.recorder.run())]
+        self._sequences: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """Take up what the API server holds, as the first sweep does."""
+        for body in self.api.of("gpumonitors").values():
+            self.reconciler.monitor_seen(body)
+
+    async def run(self, seconds: float = 0.0) -> None:
+        """Let time pass, with a tick each second."""
+        for _ in range(max(1, int(seconds))):
+            self.now += 1.0 if seconds else 0.0
+            await self.reconciler.tick()
+            for _ in range(15):
+                await asyncio.sleep(0)
+            for body in self.api.of("gpumonitors").values():
+                self.reconciler.monitor_seen(body)
+
+    def job(self, phase: str | None = "Running", *, uid: str = "uid-sft", **status: Any) -> None:
+        conditions = [{"type": phase, "status": "True"}] if phase else []
+        self.reconciler.job_seen(
+            JobKind.PYTORCH_JOB,
+            {
+                "metadata": metadata("sft", uid=uid, creationTimestamp=timestamp(self.now)),
+                "spec": {"pytorchReplicaSpecs": {"Master": gpu_template(4)}},
+                "status": {"conditions": conditions, **status},
+            },
+        )
+
+    def pod(self, **more: Any) -> PodRecord:
+        record = pod("m", SFT, **more)
+        self.workloads.pod_seen(record)
+        return record
+
+    def report(
+        self, *, used: tuple[int, ...] = (40, 40, 40, 40), observed: float | None = None, start: str = "start-01"
+    ) -> None:
+        self._sequences[start] = self._sequences.get(start, int(self.now)) + 1
+        seconds = observed if observed is not None else self.now
+        gpus = [
+            gpu(
+                f"GPU-{number}",
+                memory_used_bytes=gib * GIB,
+                memory_peak_bytes=gib * GIB,
+                observed_seconds=seconds,
+                busy_seconds=seconds / 2,
+            )
+            for number, gib in enumerate(used)
+        ]
+        item = report("m", sequence=self._sequences[start], start_id=start, gpus=gpus, started_at=1.0, sent_at=self.now)
+        self.workloads.accept(identity("m"), item, self.now)
+
+    async def reporting(self, seconds: float, **more: Any) -> None:
+        """Let time pass with a report each five seconds."""
+        for _ in range(int(seconds // 5)):
+            self.report(**more)
+            await self.run(5)
+
+    @property
+    def monitor(self) -> dict[str, Any]:
+        return self.api.of("gpumonitors")["sft"]
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return copy.deepcopy(self.monitor.get("status", {}))
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        (found,) = [item for item in self.status["conditions"] if item["type"] == kind]
+        return found["status"], found["reason"]
+
+    @property
+    def events(self) -> list[tuple[str, str, int]]:
+        """(kind of the object, reason, how often)."""
+        return sorted(
+            (event["regarding"]["kind"], event["reason"], event.get("series", {}).get("count", 1))
+            for event in self.api.of("events").values()
+        )
+
+
+@asynccontextmanager
+async def living(api: FakeApi | None = None, start: float = 2000.0) -> AsyncIterator[Life]:
+    life = Life(api or FakeApi(), start)
+    life.begin()
+    try:
+        yield life
+    finally:
+        for task in life.tasks:
+            task.cancel()
+        await asyncio.gather(*life.tasks, return_exceptions=True)
+
+
+async def test_a_job_gets_a_monitor_that_follows_it_to_its_end_and_keeps_its_last_numbers() -> None:
+    async with living() as life:
+        life.job(None)
+        await life.run(2)
+        assert life.status["phase"] == "Pending"
+        assert life.status["health"] == "Unknown"
+        record = life.pod()
+        life.job("Running")
+        await life.reporting(60)
+        assert life.status["phase"] == "Running"
+        assert life.status["gpus"]["text"] == "4/4"
+        assert life.status["utilization"]["text"] == "50%"
+        assert life.status["memory"]["text"] == "50%"
+        assert life.status["health"] == "OK"
+        assert life.condition("TelemetryAvailable") == ("True", "AllReporting")
+        assert life.condition("OOMRisk") == ("False", "NotDetected")
+        life.job("Succeeded", completionTime=timestamp(life.now))
+        life.workloads.pod_gone(record)
+        await life.run(60)
+        ended = life.status
+        assert ended["phase"] == "Succeeded"
+        assert ended["gpus"]["text"] == "4/4"
+        assert ended["health"] == "OK"
+        life.reconciler.job_gone(JobKind.PYTORCH_JOB, "uid-sft")
+        await life.run(60)
+        assert life.status == ended
+        assert len(life.workloads) == 0
+
+
+async def test_findings_become_conditions_health_and_events_once() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        await life.reporting(120, used=(78, 19, 19, 19))
+        assert life.condition("OOMRisk") == ("True", "OOMRisk")
+        assert life.condition("Imbalanced") == ("True", "Imbalance")
+        assert life.status["health"] == "OOMRisk+1"
+        assert life.status["worstGpus"][0]["uuid"] == "GPU-0"
+        assert life.status["worstGpus"][0]["note"] == "OOMRisk, Imbalance"
+        once = [
+            ("GPUMonitor", "Imbalance", 1),
+            ("GPUMonitor", "OOMRisk", 1),
+            ("PyTorchJob", "Imbalance", 1),
+            ("PyTorchJob", "OOMRisk", 1),
+        ]
+        assert life.events == once
+        await life.reporting(600, used=(78, 19, 19, 19))
+        assert life.events == once
+        await life.reporting(200)
+        assert life.status["health"] == "OK"
+        assert ("PyTorchJob", "OOMRiskResolved", 1) in life.events
+
+
+async def test_muted_reasons_are_not_said() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        await life.run(1)
+        life.monitor["spec"]["mutedReasons"] = ["Imbalance", "OOMRisk"]
+        life.monitor["metadata"]["generation"] = 2
+        await life.reporting(120, used=(78, 19, 19, 19))
+        assert life.status["health"] == "OK"
+        assert life.status["observedGeneration"] == 2
+        assert life.condition("OOMRisk") == ("False", "NotDetected")
+        assert life.events == []
+
+
+async def test_a_restart_keeps_counters_and_repeats_no_event() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        await life.reporting(120, used=(78, 19, 19, 19))
+        before, events, writes = life.status, life.events, len(life.api.writes)
+        transitions = {item["type"]: item["lastTransitionTime"] for item in before["conditions"]}
+    async with living(life.api, start=life.now + 60) as again:
+        again.job()
+        again.reconciler.restore()
+        again.pod()
+        again.reconciler.listening()
+        await again.run(10)
+        assert len(again.api.writes) == writes, "nothing is written before the pods have reported again"
+        assert again.status == before
+        await again.reporting(120, used=(78, 19, 19, 19))
+        assert again.events == events
+        assert again.status["health"] == "OOMRisk+1"
+        assert {item["type"]: item["lastTransitionTime"] for item in again.status["conditions"]} == transitions
+        assert again.status["totals"]["gpuSeconds"] > before["totals"]["gpuSeconds"]
+
+
+async def test_a_pod_that_ended_while_the_controller_was_away_still_counts() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        await life.reporting(60, observed=100.0)
+    async with living(life.api, start=life.now + 60) as again:
+        again.job()
+        again.reconciler.restore()
+        again.reconciler.listening()
+        again.job("Succeeded")
+        await again.run(60)
+        assert again.status["phase"] == "Succeeded"
+        assert again.status["totals"]["gpuSeconds"] == 400.0
+        assert again.status["gpus"]["text"] == "4/4"
+
+
+async def test_a_job_that_went_while_the_controller_was_away_is_ended_and_retired() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        await life.reporting(30)
+    async with living(life.api, start=life.now + 60) as again:
+        again.reconciler.restore()
+        again.reconciler.listening()
+        await again.run(15)
+        assert again.status["phase"] == "Unknown"
+        assert "was not seen" in again.status["workload"]["message"]
+        assert again.status["gpus"]["text"] == "4/4"
+        again.now += OPERATOR.controller.retention_seconds
+        await again.run(15)
+        assert again.api.of("gpumonitors") == {}
+
+
+async def test_a_deleted_job_is_stopped_and_its_monitor_is_kept_for_its_own_retention() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        await life.reporting(30)
+        life.monitor["spec"]["retentionSeconds"] = 100
+        life.monitor["metadata"]["generation"] = 2
+        await life.run(1)
+        life.reconciler.job_gone(JobKind.PYTORCH_JOB, "uid-sft")
+        await life.run(60)
+        assert life.status["phase"] == "Stopped"
+        await life.run(60)
+        assert life.api.of("gpumonitors") == {}
+
+
+async def test_a_new_run_of_the_same_name_keeps_a_summary_of_the_one_before() -> None:
+    async with living() as life:
+        life.job()
+        record = life.pod()
+        await life.reporting(60)
+        life.job("Failed")
+        life.workloads.pod_gone(record)
+        await life.run(60)
+        life.reconciler.job_gone(JobKind.PYTORCH_JOB, "uid-sft")
+        life.job(None, uid="uid-second")
+        await life.run(15)
+        assert life.status["workload"]["uid"] == "uid-second"
+        assert life.status["phase"] == "Pending"
+        assert life.status["previousRun"]["uid"] == "uid-sft"
+        assert life.status["previousRun"]["phase"] == "Failed"
+        assert life.status["previousRun"]["utilization"] == 0.5
+        assert "totals" not in life.status
+        assert "memory" not in life.status
+
+
+async def test_a_hand_made_monitor_is_used_and_never_deleted() -> None:
+    async with living() as life:
+        made = {
+            "metadata": metadata("mine", uid="uid-mine", generation=3, creationTimestamp="1970-01-01T00:00:01Z"),
+            "spec": {
+                "workloadRef": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "sft"},
+                "retentionSeconds": 0,
+            },
+        }
+        life.api.objects["/apis/gpumonitor.dev/v1alpha1/namespaces/train/gpumonitors/mine"] = made
+        life.begin()
+        life.job()
+        life.pod()
+        await life.reporting(30)
+        assert set(life.api.of("gpumonitors")) == {"mine"}
+        assert life.api.of("gpumonitors")["mine"]["status"]["phase"] == "Running"
+        life.reconciler.job_gone(JobKind.PYTORCH_JOB, "uid-sft")
+        await life.run(120)
+        assert set(life.api.of("gpumonitors")) == {"mine"}
+
+
+async def test_a_hand_made_monitor_that_comes_later_replaces_ours() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        await life.reporting(30)
+        assert set(life.api.of("gpumonitors")) == {"sft"}
+        life.api.objects["/apis/gpumonitor.dev/v1alpha1/namespaces/train/gpumonitors/mine"] = {
+            "metadata": metadata("mine", uid="uid-mine", generation=1, creationTimestamp="1970-01-01T01:00:00Z"),
+            "spec": {"workloadRef": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "sft"}},
+        }
+        await life.reporting(30)
+        assert set(life.api.of("gpumonitors")) == {"mine"}
+        assert life.api.of("gpumonitors")["mine"]["status"]["phase"] == "Running"
+
+
+async def test_two_kinds_of_one_name_get_two_monitors() -> None:
+    async with living() as life:
+        life.job()
+        await life.run(2)
+        life.reconciler.job_seen(
+            JobKind.RAY_JOB,
+            {
+                "metadata": metadata("sft", uid="uid-ray"),
+                "spec": {"rayClusterSpec": {"headGroupSpec": gpu_template(1)}},
+            },
+        )
+        await life.run(2)
+        assert set(life.api.of("gpumonitors")) == {"sft", "sft-rayjob"}
+
+
+async def test_a_job_without_gpus_gets_no_monitor() -> None:
+    async with living() as life:
+        life.reconciler.job_seen(JobKind.RAY_JOB, {"metadata": metadata("cpu"), "spec": {}})
+        await life.run(5)
+        assert life.api.of("gpumonitors") == {}
+
+
+async def test_jobs_that_had_ended_before_the_first_look_get_no_monitor() -> None:
+    async with living() as life:
+        life.job("Succeeded")
+        life.reconciler.restore()
+        await life.run(5)
+        assert life.api.of("gpumonitors") == {}
+
+
+async def test_a_monitor_that_somebody_deletes_is_made_again() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        await life.reporting(30)
+        life.api.objects.clear()
+        life.reconciler.monitor_gone("train", "sft", "made-1")
+        await life.reporting(30)
+        assert life.status["phase"] == "Running"
+        assert life.monitor["metadata"]["uid"] != "made-1"
+
+
+async def test_pods_without_sidecar_are_listed_with_the_reason() -> None:
+    async with living() as life:
+        life.job()
+        life.pod(injected=None)
+        await life.run(60)
+        assert life.condition("TelemetryAvailable") == ("False", "NotInjected")
+        (listed,) = life.status["unmonitoredPods"]
+        assert (listed["name"], listed["reason"]) == ("m", "NotInjected")
+        assert life.status["dataQuality"]["podsUnmonitored"] == 1
+        assert life.status["health"] == "Unknown"
+        assert life.status["gpus"]["text"] == "0/4"
+        assert ("PyTorchJob", "TelemetryUnavailable", 1) in life.events
+
+
+async def test_silence_is_said_after_a_minute_and_old_values_are_not_shown() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        await life.reporting(60)
+        await life.run(50)
+        assert "utilization" not in life.status
+        assert life.status["gpus"]["text"] == "0/4"
+        await life.run(30)
+        assert life.condition("TelemetryAvailable") == ("False", "NotReporting")
+
+
+async def test_status_is_written_on_change_and_seldom_otherwise() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        await life.reporting(30)
+        before = len(life.api.writes)
+        await life.reporting(300)
+        assert 5 <= len(life.api.writes) - before <= 11, "drift alone is written each 30 s"
+
+
+async def test_a_server_that_fails_is_asked_again_later() -> None:
+    async with living() as life:
+        life.api.failures = [ServerFaultError("x", status=500)] * 3
+        life.job()
+        life.pod()
+        await life.reporting(90)
+        assert life.status["phase"] == "Running"
+
+
+async def test_a_namespace_that_is_being_deleted_is_left_alone() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        await life.reporting(30)
+        life.api.failures = [ForbiddenError("is being terminated", status=403)] * 1000
+        before = len(life.api.writes)
+        await life.reporting(100, used=(78, 19, 19, 19))
+        assert len(life.api.writes) - before <= 20
+        assert life.recorder.counts.refused > 0
+
+
+async def test_an_older_crd_is_named() -> None:
+    async with living() as life:
+        life.api.pruned = {"ledger"}
+        life.job()
+        life.pod()
+        await life.reporting(60)
+        assert life.writer.counts.pruned_fields == {"status.ledger"}
+        assert life.status["phase"] == "Running"
+
+
+async def test_an_incident_is_told_on_the_job_and_the_monitor() -> None:
+    async with living() as life:
+        life.job()
+        record = life.pod()
+        await life.run(2)
+        life.reconciler.report(record, reason="SidecarRescued", message="Pod m: freed.", severity=Severity.WARNING)
+        await life.run(1)
+        assert life.events == [("GPUMonitor", "SidecarRescued", 1), ("PyTorchJob", "SidecarRescued", 1)]
+
+
+async def test_a_train_job_says_that_it_is_not_supported() -> None:
+    async with living() as life:
+        resources = {"limits": {"nvidia.com/gpu": 8}}
+        life.reconciler.job_seen(
+            JobKind.TRAIN_JOB,
+            {
+                "metadata": metadata("sft"),
+                "spec": {"trainer": {"numNodes": 2, "resourcesPerNode": resources}},
+                "status": {"jobsStatus": [{"name": "node", "active": 2}]},
+            },
+        )
+        await life.run(5)
+        assert life.status["phase"] == "Running"
+        assert life.status["gpus"]["text"] == "0/16"
+        assert life.condition("TelemetryAvailable") == ("False", "NotInjected")
+        assert "not supported" in life.status["dataQuality"]["message"]
