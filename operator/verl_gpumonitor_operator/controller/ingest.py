@@ -41,7 +41,7 @@ from .tokens import IdentityError, ReviewFailedError, ReviewsThrottledError, Tok
 log = logging.getLogger(__name__)
 
 RAY_NODE_TYPE_LABEL: Final = "ray.io/node-type"
-CODES: Final = ("200", "400", "401", "403", "404", "405", "408", "409", "413", "429", "500", "503")
+CODES: Final = (200, 400, 401, 403, 404, 405, 408, 409, 413, 429, 500, 503)
 """All codes that are answered; each is a series from the start, so that rates have no holes."""
 
 
@@ -59,11 +59,11 @@ class IngestMetrics:
             buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0),
             registry=registry,
         )
-        self._by_code = {code: self._reports.labels(code) for code in CODES}
+        self._by_code = {code: self._reports.labels(str(code)) for code in CODES}
 
     def answered(self, status: int) -> None:
         """Count an answer."""
-        (self._by_code.get(str(status)) or self._by_code["500"]).inc()
+        (self._by_code.get(status) or self._by_code[500]).inc()
 
     def handled(self, seconds: float) -> None:
         """Record how long a report took."""
@@ -110,6 +110,8 @@ class Incoming:
     """The body is neither compressed nor encoded otherwise."""
     read: Callable[[int], Awaitable[bytes]]
     """Reads the body. Raises BodyTooLargeError when there are more bytes than its argument."""
+    at_hand: Callable[[], bytes | None] = lambda: None
+    """Returns the body if all of it is here, as it mostly is; else None, and it has to be read."""
 
 
 class BodyTooLargeError(Exception):
@@ -246,21 +248,29 @@ class ReportService:
             raise RefusedError(400, "the body must not be compressed")
         if incoming.length is not None and incoming.length > limit:
             raise RefusedError(413, f"a report has at most {limit} bytes")
+        body = incoming.at_hand()
+        if body is None:
+            body = await self._wait_for_body(incoming)
+        if len(body) > limit:
+            raise RefusedError(413, f"a report has at most {limit} bytes")
+        self._metrics.received(len(body))
+        return body
+
+    async def _wait_for_body(self, incoming: Incoming) -> bytes:
+        limit = self._limits.body_bytes
         reserved = limit if incoming.length is None else incoming.length
         if self._bodies_bytes + reserved > self._limits.bodies_bytes:
             raise self._later("too many reports are on their way")
         self._bodies_bytes += reserved
         try:
             async with asyncio.timeout(self._limits.body_seconds):
-                body = await incoming.read(limit)
+                return await incoming.read(limit)
         except BodyTooLargeError as error:
             raise RefusedError(413, f"a report has at most {limit} bytes") from error
         except TimeoutError as error:
             raise RefusedError(408, "the body came too slowly") from error
         finally:
             self._bodies_bytes -= reserved
-        self._metrics.received(len(body))
-        return body
 
     def _later(self, message: str) -> RefusedError:
         return RefusedError(503, message, retry_after_seconds=self._limits.retry_after_seconds)

@@ -193,12 +193,12 @@ class TokenMetrics:
             ["result"],
             registry=registry,
         )
-        for result in ("remembered", "refused_unasked", "accepted", "refused", "failed", "throttled"):
-            self._lookups.labels(result)
+        results = ("remembered", "refused_unasked", "accepted", "refused", "failed", "throttled")
+        self._by_result = {result: self._lookups.labels(result) for result in results}
 
     def count(self, result: str) -> None:
         """Count one. `result`: remembered, refused_unasked, accepted, refused, failed or throttled."""
-        self._lookups.labels(result).inc()
+        self._by_result[result].inc()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
