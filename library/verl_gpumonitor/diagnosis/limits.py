@@ -26,8 +26,9 @@ class _Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class OomRiskLimits(_Limits, frozen=True):
-    """When a GPU is nearer to its memory's end than its peers. Rollout engines fill all GPUs to 90% and more by design,
-    so that a high value alone means nothing.
+    """When a GPU is nearer to its memory's end than its peers.
+
+    Rollout engines fill all GPUs to 90% and more by design, so that a high value alone means nothing.
     """
 
     min_ratio: Share = 0.92

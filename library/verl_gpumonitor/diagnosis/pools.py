@@ -49,8 +49,9 @@ def usual(readings: Sequence[Reading]) -> float:
 
 
 def few_enough(odd: Sequence[Reading], pool: Sequence[Reading]) -> bool:
-    """Say whether these can be called odd: one of two or three, else at most a third. Half and half are two kinds of
-    work, not an outlier.
+    """Say whether these can be called odd: one of two or three, else at most a third.
+
+    Half and half are two kinds of work, not an outlier.
     """
     return 0 < len(odd) <= max(1, len(pool) // 3)
 

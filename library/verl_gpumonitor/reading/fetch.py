@@ -69,15 +69,15 @@ def _read(
         if not piece or len(head) > _MAX_HEAD_BYTES:
             raise FetchError("the answer has no head")
         head += piece
-    lines, _, body = bytes(head).partition(b"\r\n\r\n")
+    lines, _, piece = bytes(head).partition(b"\r\n\r\n")
     expected = _check_head(lines)
     got = 0
-    while body:
-        got += len(body)
+    while got != expected and (piece := piece or _piece(connection, left())):
+        got += len(piece)
         if got > max_bytes:
             raise FetchError(f"the answer is larger than {max_bytes} bytes")
-        sink(body)
-        body = b"" if got == expected else _piece(connection, left())
+        sink(piece)
+        piece = b""
     if expected is not None and got < expected:
         raise FetchError("the answer broke off")
 

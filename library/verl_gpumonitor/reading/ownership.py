@@ -58,6 +58,8 @@ def own_gpus(evidence: Evidence, known: Owned = Owned()) -> Owned:  # noqa: B008
         same = by is known.by
         better = better and not same
         named = _distinct((*known.uuids, *uuids)) if same else _distinct(uuids)
+        if same and named == known.uuids:
+            continue  # He has nothing to add; another may.
         agrees = len(named) >= len(known.uuids) if better or same else set(named) >= set(known.uuids)
         if named and agrees and len(named) <= evidence.requested:
             return Owned(by=by, uuids=named)
