@@ -91,7 +91,7 @@ KUBERAY = Addon(
     definitions=_kuberay_definitions,
     objects=_kuberay,
     deployment=("kuberay-system", "kuberay-operator"),
-    extra_images=(images.RAY,),
+    extra_images=(images.RAY_BASE, images.RAY),
 )
 TRAINING_OPERATOR = Addon(
     name="training-operator",
@@ -116,7 +116,8 @@ def named(name: str) -> Addon:
 def apply(layout: Layout, addon: Addon) -> None:
     """Install an add-on and wait until it is available. Its program must be built."""
     for image in (addon.image, *addon.extra_images):
-        images.ensure_loaded(layout, image)
+        if image.kubernetes:
+            images.ensure_loaded(layout, image)
     definitions = addon.definitions(layout)
     if definitions:
         kube.apply(layout, definitions)

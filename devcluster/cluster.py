@@ -129,6 +129,7 @@ def _parts(layout: Layout, wanted: list[addons.Addon]) -> list[Part]:
         Part(title="network, certificates, simulated GPUs", do=lambda: _configure(layout), seconds=None),
         *(_image_part(layout, recipe) for recipe in recipes),
         Part(title="control plane and node", do=lambda: _start(layout), seconds=20),
+        Part(title="images into containerd", do=lambda: _load(layout, recipes), seconds=45),
         Part(title="node ready, GPUs offered", do=lambda: _await_node(layout), seconds=15),
         Part(title="name service", do=lambda: _apply(layout, addons.COREDNS), seconds=10),
         *(Part(title=addon.name, do=_applied(layout, addon), seconds=20) for addon in wanted),
@@ -136,17 +137,13 @@ def _parts(layout: Layout, wanted: list[addons.Addon]) -> list[Part]:
 
 
 def _image_part(layout: Layout, recipe: images.Recipe) -> Part:
-    there = images.tarball(layout, recipe).exists() if _key_known(layout, recipe) else False
+    there = images.tarball(layout, recipe).exists()
 
     def do() -> str:
         made = images.ensure_built(layout, recipe)
         return "built" if made else "built before"
 
     return Part(title=f"image {recipe.name}", do=do, seconds=None if there else recipe.estimate_seconds)
-
-
-def _key_known(layout: Layout, recipe: images.Recipe) -> bool:
-    return bool(images.key(layout, recipe))
 
 
 def _configure(layout: Layout) -> str:
@@ -166,9 +163,14 @@ def _start(layout: Layout) -> str:
         if components.start(processes, component):
             started.append(component.spec.name)
         if component.spec.name == "containerd":
-            images.ensure_loaded(layout, images.PAUSE)
-            images.ensure_loaded(layout, images.BASE)
+            images.ensure_loaded(layout, images.PAUSE)  # the kubelet needs it for any pod
     return f"started {', '.join(started)}" if started else "all running"
+
+
+def _load(layout: Layout, recipes: list[images.Recipe]) -> str:
+    """Only what pods use; images for building on stay with buildah."""
+    loaded = [recipe.name for recipe in recipes if recipe.kubernetes and images.ensure_loaded(layout, recipe)]
+    return f"loaded {', '.join(loaded)}" if loaded else "all there"
 
 
 def _await_node(layout: Layout) -> str:

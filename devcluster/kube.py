@@ -22,9 +22,13 @@ def kubectl(layout: Layout, *arguments: str | Path, text: str | None = None) -> 
 
 
 def apply(layout: Layout, documents: Iterable[Mapping[str, Any]]) -> None:
-    """Apply objects on the server's side: large CRDs do not fit into the annotation of the other way."""
+    """Apply objects on the server's side: large CRDs do not fit into the annotation of the other way.
+
+    Without validation by kubectl, for which the server would have to render all its schemas: half a minute on a busy
+    machine.
+    """
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(documents)})
-    kubectl(layout, "apply", "--server-side", "--force-conflicts", "--filename", "-", text=text)
+    kubectl(layout, "apply", "--server-side", "--force-conflicts", "--validate=false", "--filename", "-", text=text)
 
 
 def delete(layout: Layout, documents: Iterable[Mapping[str, Any]]) -> None:
