@@ -9,8 +9,8 @@ import msgspec
 
 JITTER: Final = 0.1
 """Share by which an interval is lengthened or shortened, so that ten thousand sidecars do not fall into step."""
-FIRST_SECONDS: Final = 3.0
-"""The first report goes out within so many seconds, so that a job is soon seen."""
+FIRST: Final = 0.2
+"""Share of an interval in which the first report goes out: within 3 s, so that a job is soon seen."""
 URGENT_SECONDS: Final = 5.0
 """Shortest time between a report and an urgent one."""
 NOTHING_YET_SECONDS: Final = 1.0
@@ -35,7 +35,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 def begin(interval_seconds: float, *, now: float, chance: Chance) -> Pace:
     """Schedule the first report."""
-    return Pace(interval_seconds=interval_seconds, due_at=now + FIRST_SECONDS * chance())
+    return Pace(interval_seconds=interval_seconds, due_at=now + FIRST * interval_seconds * chance())
 
 
 def answered(pace: Pace, *, now: float, chance: Chance, interval_seconds: float | None = None) -> Pace:

@@ -132,6 +132,7 @@ def start(library: Path, tmp_path: Path) -> Iterator[Start]:
             wiring.ENV_NODE_NAME: "node-a",
             wiring.ENV_GPUS_REQUESTED: "8",
             wiring.ENV_METRICS_PORT: "0",
+            wiring.ENV_SAMPLE_INTERVAL: "0.25",
             **changes,
         }
         known = {name: value for name, value in environ.items() if value is not None}

@@ -1,0 +1,145 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Start and end of the process: it ends within a second of SIGTERM in every state, and never by itself."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import simgpu
+
+from tests.contract.sidecar.conftest import PROGRAM, Start
+from tests.contract.sidecar.controller import Controller
+from verl_gpumonitor.model import wiring
+
+Reporting = dict[str, str]
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port that accepts connections and never says anything."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_final_report_is_sent_on_a_signal(
+    gpus: simgpu.StateFile, start: Start, controller: Controller, reporting: Reporting, number: int
+) -> None:
+    sidecar = start(**reporting)
+    controller.wait_for(lambda reports: len(reports) >= 1)
+    assert sidecar.end(number) < 1.0
+    assert controller.reports[-1].final
+    assert len(controller.reports[-1].gpus) == 8
+    assert not any(report.final for report in controller.reports[:-1])
+
+
+def test_it_ends_while_the_controller_hangs(
+    gpus: simgpu.StateFile, start: Start, controller: Controller, reporting: Reporting
+) -> None:
+    sidecar = start(**reporting)
+    controller.wait_for(lambda reports: len(reports) >= 1)
+    controller.hang_seconds = 30.0
+    time.sleep(1.5)
+    assert sidecar.end() < 1.0
+
+
+def test_it_ends_while_the_handshake_hangs(
+    gpus: simgpu.StateFile, start: Start, reporting: Reporting, silent_port: int
+) -> None:
+    sidecar = start(**reporting | {wiring.ENV_REPORT_URL: f"https://127.0.0.1:{silent_port}/"})
+    sidecar.wait(lambda found: found.get("gpumonitor_gpu_up"))
+    time.sleep(3.0)
+    assert sidecar.end() < 1.0
+
+
+def test_it_ends_while_it_waits_to_try_again(gpus: simgpu.StateFile, start: Start, reporting: Reporting) -> None:
+    sidecar = start(**reporting | {wiring.ENV_REPORT_URL: "https://127.0.0.1:1/"})
+    sidecar.wait(lambda _: sidecar.value("gpumonitor_reports_total", code="error"))
+    assert sidecar.end() < 1.0
+
+
+def test_it_ends_while_a_call_hangs(
+    gpus: simgpu.StateFile, start: Start, controller: Controller, reporting: Reporting
+) -> None:
+    simgpu.hang(gpu=4)
+    sidecar = start(**reporting)
+    controller.wait_for(lambda reports: len(reports) >= 1)
+    assert sidecar.end() < 1.0
+    assert controller.reports[-1].final
+
+
+def test_it_ends_while_the_opening_hangs(gpus: simgpu.StateFile, start: Start) -> None:
+    simgpu.hang(function="init")
+    sidecar = start()
+    sidecar.get()
+    assert sidecar.end() < 1.0
+
+
+def test_it_ends_without_a_library(start: Start) -> None:
+    sidecar = start(LD_LIBRARY_PATH="/nonexistent")
+    sidecar.wait(lambda found: found.get("gpumonitor_telemetry_available"))
+    assert sidecar.process.poll() is None
+    assert sidecar.end() < 1.0
+
+
+def test_a_kill_begins_a_new_start(
+    gpus: simgpu.StateFile, start: Start, controller: Controller, reporting: Reporting
+) -> None:
+    first = start(**reporting)
+    controller.wait_for(lambda reports: len(reports) >= 2)
+    first.process.kill()
+    first.process.wait()
+    before = len(controller.reports)
+    start(**reporting)
+    controller.wait_for(lambda reports: len(reports) > before)
+    old, new = controller.reports[before - 1], controller.reports[-1]
+    assert old.start_id != new.start_id
+    assert new.sequence == 1
+    assert new.started_at > old.started_at
+
+
+def test_the_process_is_not_called_python(gpus: simgpu.StateFile, start: Start) -> None:
+    sidecar = start()
+    sidecar.get()
+    assert Path(f"/proc/{sidecar.process.pid}/comm").read_text() == "gpumon-sidecar\n"
+    arguments = Path(f"/proc/{sidecar.process.pid}/cmdline").read_bytes()
+    assert not any(word in arguments for word in (b"monitor.py", b"raylet", b"ray::", b"default_worker.py"))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may unshare")
+def test_as_pid_1_it_hears_sigterm(gpus: simgpu.StateFile, tmp_path: Path) -> None:
+    """The kernel drops signals that PID 1 does not handle."""
+    environ = {
+        "FAKENVML_STATE": os.environ["FAKENVML_STATE"],
+        "PATH": os.environ["PATH"],
+        wiring.ENV_POD_NAMESPACE: "team",
+        wiring.ENV_POD_NAME: "worker-0",
+        wiring.ENV_POD_UID: "3f2a",
+        wiring.ENV_GPUS_REQUESTED: "8",
+        wiring.ENV_METRICS_PORT: "0",
+    }
+    with (tmp_path / "log").open("wb") as log:
+        outer = subprocess.Popen(
+            ["unshare", "--pid", "--fork", "--kill-child", PROGRAM], env=environ, stderr=log, stdin=subprocess.DEVNULL
+        )
+    try:
+        end = time.monotonic() + 10
+        while b"serving" not in (tmp_path / "log").read_bytes():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+        began = time.monotonic()
+        os.kill(int(children[0]), signal.SIGTERM)
+        assert outer.wait(5) == 0
+        assert time.monotonic() - began < 1.0
+    finally:
+        outer.kill()
+        outer.wait()

@@ -1,0 +1,166 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Ray's agent as witness and as stand-in for NVML, and what a broken one can do: nothing."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import simgpu
+
+from tests.contract.sidecar.conftest import Start
+from tests.contract.sidecar.controller import Controller
+from verl_gpumonitor.model import wiring
+from verl_gpumonitor.model.report import ReportAnswer
+from verl_gpumonitor.model.vocabulary import Ownership, Source
+
+Reporting = dict[str, str]
+
+
+class Ray:
+    """Answers as Ray's agent and dashboard do, or as told."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, bytes] = {}
+        self.asked: list[tuple[float, str]] = []
+        ray = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path = self.path.split("?")[0]
+                ray.asked.append((time.monotonic(), path))
+                self.send_response(200 if path in ray.pages else 404)
+                self.end_headers()
+                self.wfile.write(ray.pages.get(path, b""))
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002, ARG002 - http.server's
+                return
+
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, request: object, client_address: object) -> None:
+                """Clients that leave are part of the tests."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        """End."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def ray() -> Iterator[Ray]:
+    running = Ray()
+    yield running
+    running.close()
+
+
+def agent_page(indexes: list[int], *, named: bool = True) -> bytes:
+    """Return the lines that matter of an agent whose container has these GPUs of the node."""
+    lines = ['ray_node_mem_used{NodeAddress="10.0.0.9"} 5e+09', 'ray_node_mem_total{NodeAddress="10.0.0.9"} 6.4e+10']
+    for number, index in enumerate(indexes):
+        uuid = f',GpuUuid="{simgpu.uuid_of(index)}"' if named else ""
+        labels = f'{{GpuIndex="{number}",GpuDeviceName="NVIDIA H100"{uuid},NodeAddress="10.0.0.9"}}'
+        lines += [
+            f"ray_node_gpus_available{labels} 1.0",
+            f"ray_node_gpus_utilization{labels} 40.0",
+            f"ray_node_gram_used{labels} 20000.0",
+            f"ray_node_gram_available{labels} 61559.0",
+            f"ray_node_gpu_power_milliwatts{labels} 250000.0",
+            f"ray_node_gpu_temperature_celsius{labels} 51.0",
+        ]
+    return "\n".join([*lines, ""]).encode()
+
+
+def on_ray(ray: Ray, requested: int, node_type: str = "worker") -> dict[str, str]:
+    return {
+        wiring.ENV_GPUS_REQUESTED: str(requested),
+        wiring.ENV_RAY_NODE_TYPE: node_type,
+        wiring.ENV_RAY_METRICS_URL: ray.url + "/metrics",
+        wiring.ENV_RAY_DASHBOARD_URL: ray.url,
+    }
+
+
+def test_the_agent_names_which_of_eight_are_the_pods(gpus: simgpu.StateFile, start: Start, ray: Ray) -> None:
+    ray.pages["/metrics"] = agent_page([4, 5, 6, 7])
+    sidecar = start(**on_ray(ray, 4))
+    sidecar.wait(lambda found: len(found.get("gpumonitor_gpu_up", [])) == 4)
+    found = sidecar.samples()
+    assert {labels["gpu"] for labels, _ in found["gpumonitor_gpu_up"]} == {"4", "5", "6", "7"}
+    assert sidecar.value("gpumonitor_source_info", source="nvml") == 1
+    assert sidecar.value("gpumonitor_host_memory_used_bytes") == 5e9
+    assert simgpu.uuid_of(0) not in sidecar.get()
+    ray.pages.clear()
+    time.sleep(1.0)
+    assert len(sidecar.samples()["gpumonitor_gpu_up"]) == 4, "once known it stays"
+
+
+def test_without_nvml_the_agent_is_the_source(start: Start, ray: Ray) -> None:
+    ray.pages["/metrics"] = agent_page([0, 1])
+    sidecar = start(**on_ray(ray, 2), LD_LIBRARY_PATH="/nonexistent")
+    sidecar.wait(lambda found: len(found.get("gpumonitor_gpu_up", [])) == 2)
+    assert sidecar.value("gpumonitor_source_info", source="ray-agent") == 1
+    assert sidecar.value("gpumonitor_telemetry_available", reason="") == 1
+    assert sidecar.value("gpumonitor_gpu_utilization_ratio", uuid=simgpu.uuid_of(1)) == pytest.approx(0.4)
+    assert sidecar.value("gpumonitor_gpu_memory_used_bytes", uuid=simgpu.uuid_of(1)) == 20000 * 2**20
+    sidecar.wait(
+        lambda _: (sidecar.value("gpumonitor_gpu_busy_seconds_total", uuid=simgpu.uuid_of(1)) or 0) > 1.9, seconds=20
+    )
+
+
+def test_an_older_ray_is_named_by_the_head(
+    start: Start, ray: Ray, controller: Controller, reporting: Reporting
+) -> None:
+    ray.pages["/metrics"] = agent_page([0, 1], named=False)
+    sidecar = start(**reporting, **on_ray(ray, 2), LD_LIBRARY_PATH="/nonexistent")
+    controller.wait_for(lambda reports: bool(reports) and reports[-1].source is Source.RAY_AGENT)
+    assert controller.reports[-1].gpus == []
+    own = [simgpu.uuid_of(6), simgpu.uuid_of(7)]
+    controller.answer = lambda report: ReportAnswer(accepted=report.sequence, gpu_uuids=own)
+    controller.wait_for(lambda reports: [gpu.uuid for gpu in reports[-1].gpus] == own)
+    assert controller.reports[-1].ownership is Ownership.RAY_HEAD
+    assert sidecar.value("gpumonitor_gpu_power_watts", uuid=own[0]) == 250
+
+
+def test_the_head_tells_the_nodes_gpus(start: Start, ray: Ray, controller: Controller, reporting: Reporting) -> None:
+    nodes = [
+        {"ip": "10.0.0.8", "gpus": [], "raylet": {"state": "ALIVE"}},
+        {"ip": "10.0.0.9", "gpus": [{"index": 0, "uuid": "GPU-a"}, {"index": 1, "uuid": "GPU-b"}]},
+    ]
+    ray.pages["/nodes"] = json.dumps({"data": {"summary": nodes}}).encode()
+    start(**reporting, **on_ray(ray, 0, "head"))
+    controller.wait_for(lambda reports: bool(reports) and bool(reports[-1].ray_nodes))
+    (node,) = controller.reports[-1].ray_nodes
+    assert (node.node_ip, node.gpu_uuids) == ("10.0.0.9", ["GPU-a", "GPU-b"])
+    assert controller.reports[-1].ownership is Ownership.NONE_REQUESTED
+    assert controller.reports[-1].unavailable is None
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(b"\x00\xff\xfe" * 1000, id="garbage"),
+        pytest.param(b"ray_node_gpus_available{" * 500_000, id="one line of 12 MB"),
+        pytest.param(b"x" * 20_000_000, id="20 MB"),
+        pytest.param(agent_page([0, 1]).replace(b"40.0", b"NaN").replace(b"20000.0", b"1e308"), id="impossible values"),
+        pytest.param(agent_page([0, 1, 2, 3]), id="more GPUs than were asked for"),
+        pytest.param(b"", id="nothing"),
+    ],
+)
+def test_a_broken_agent_changes_nothing(gpus: simgpu.StateFile, start: Start, ray: Ray, page: bytes) -> None:
+    ray.pages["/metrics"] = page
+    ray.pages["/nodes"] = page
+    sidecar = start(**on_ray(ray, 8 if b"1e308" not in page else 2, "head"))
+    sidecar.wait(lambda found: found.get("gpumonitor_gpus_visible"))
+    before = sidecar.value("gpumonitor_collections_total")
+    assert before is not None
+    sidecar.wait(lambda _: (sidecar.value("gpumonitor_collections_total") or 0) > before)
+    for name, series in sidecar.samples().items():
+        assert all(value == value and abs(value) < 1e13 for _, value in series), name
+    assert sidecar.resident_bytes() < 60 * 2**20
+    assert sidecar.end() < 1.0
