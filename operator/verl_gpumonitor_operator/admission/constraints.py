@@ -20,7 +20,7 @@ _MUST_BE_STATED: Final = ("cpu", "memory", "requests.cpu", "requests.memory", "l
 """Resources that each container has to state when a quota covers them, even if it states 0."""
 _DEFAULTABLE: Final = frozenset(("cpu", "memory", "ephemeral-storage"))
 _PACKED: Final = 8
-"""Pods of one size that are assumed to be laid side by side on a node on purpose; more are coincidence."""
+"""Pods of one size that may share a node's devices on purpose; where more fit, it is coincidence."""
 _GANG: Final = 16
 """Further pods of one size that are assumed to fill a quota on purpose; where more would fit, it is a roomy one."""
 
@@ -36,11 +36,15 @@ def with_defaults(container: Json, limits: Sequence[LimitRangeItem]) -> tuple[di
     return {**bounds, **requests}, bounds
 
 
-def default_refusal(container: Json, limits: Sequence[LimitRangeItem]) -> str | None:
-    """Refuse where a LimitRange would give the sidecar what only a job should have, such as a GPU."""
+def default_refusal(pod: Json, container: Json, limits: Sequence[LimitRangeItem]) -> str | None:
+    """Refuse where a LimitRange would give the sidecar what only a job should have, or what its pod has not for it."""
     requests, _ = with_defaults(container, limits)
     foreign = sorted(set(requests) - _DEFAULTABLE)
-    return f"a LimitRange gives each container {foreign[0]} by default" if foreign else None
+    if foreign:
+        return f"a LimitRange gives each container {foreign[0]} by default"
+    if requests and pods.has_pod_level_resources(pod):
+        return "a LimitRange gives each container resources by default, and the pod's own may not cover them"
+    return None
 
 
 def limit_range_refusal(pod: Json, container: Json, limits: Sequence[LimitRangeItem]) -> str | None:
@@ -149,22 +153,24 @@ def _has_priority(name: str, scope: Scope) -> bool:
 
 
 def fit_refusal(before: Amounts, after: Amounts, nodes: Sequence[Node]) -> str | None:
-    """Check that no node that could hold the pod (which asks for `before`) holds fewer of its kind with the sidecar.
+    """Check that the pod (which asks for `before`) still fits wherever it fits now, and so do its likes beside it.
 
-    Where pods are laid side by side to fill a node (two halves, eight eighths), a little more in each of them leaves
-    no room for the last. A node's free room, where it was read, decides before its capacity: the pod must still fit
-    where it fits now.
+    A node's free room decides where it was read, else its capacity. Where the pod fits nowhere at the moment, it waits
+    for room, and the capacities decide. Where it would fit on no node at all, nobody can tell what will be there.
     """
     if all(after.get(resource, 0) <= before.get(resource, 0) for resource in after):
         return None
-    for room, name in ((node.capacity, node.name) for node in nodes):
-        if _fewer(before, after, room):
-            return f"with it, fewer such pods would fit on nodes like {name}"
-    now = [node.free for node in nodes if node.free is not None]
-    if any(_fits(before, free) for free in now) and not any(_keeps(before, after, free) for free in now):
-        return "with it, the pod would fit on no node that has room for it now"
-    if not any(_fits(after, node.capacity) for node in nodes):
-        return "with it, the pod would fit on no node"
+    now = [(node.name, node.capacity if node.free is None else node.free) for node in nodes]
+    rooms = [(name, room) for name, room in now if _fits(before, room)]
+    if not rooms:
+        rooms = [(node.name, node.capacity) for node in nodes if _fits(before, node.capacity)]
+    if not rooms:
+        return "with it, the pod would fit on no node that is known"
+    for name, room in rooms:
+        if not _fits(after, room):
+            return f"with it, the pod would not fit on node {name}"
+        if not _keeps_slices(before, after, room):
+            return f"with it, fewer such pods would fit on node {name}"
     return None
 
 
@@ -172,13 +178,13 @@ def _fits(asked: Amounts, room: Amounts) -> bool:
     return all(amount <= room.get(resource, 0) for resource, amount in asked.items() if amount > 0)
 
 
-def _keeps(before: Amounts, after: Amounts, room: Amounts) -> bool:
-    return _fits(after, room) and not _fewer(before, after, room)
+def _keeps_slices(before: Amounts, after: Amounts, room: Amounts) -> bool:
+    """Whether a node that pods of this size share by its devices can still be shared by as many.
 
-
-def _fewer(before: Amounts, after: Amounts, room: Amounts) -> bool:
-    """Whether a node with this room holds fewer such pods afterwards; beyond a few side by side it does not matter."""
-    together = min((room.get(name, 0) // amount for name, amount in before.items() if amount > 0), default=0)
-    if not 1 <= together <= _PACKED:
-        return together > _PACKED and not _fits(after, room)
-    return any(together * amount > room.get(name, 0) for name, amount in after.items())
+    Two pods that ask for half of the GPUs and half of the CPUs each fill a node on purpose: a little more in both
+    leaves no room for the second. Where CPU or memory already ends before the devices do, nobody meant to fill it.
+    """
+    slices = min((room.get(name, 0) // amount for name, amount in before.items() if "/" in name and amount), default=0)
+    if slices > _PACKED or not _fits({name: slices * amount for name, amount in before.items()}, room):
+        return True
+    return _fits({name: slices * amount for name, amount in after.items()}, room)

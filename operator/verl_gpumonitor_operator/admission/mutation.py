@@ -266,7 +266,9 @@ def _damaged(pod: Json, patched: Json) -> Skip | None:
 def _refused(pod: Json, patched: Json, added: dict[str, Any], *, namespace: Namespace, headroom: int) -> Skip | None:
     """Check LimitRanges and quotas, and that what a LimitRange adds to the sidecar leaves the QoS class alone."""
     limits = namespace.limits
-    conflict = constraints.default_refusal(added, limits) or constraints.limit_range_refusal(patched, added, limits)
+    conflict = constraints.default_refusal(pod, added, limits) or constraints.limit_range_refusal(
+        patched, added, limits
+    )
     if conflict is None and _changes_by_defaults(pod, patched, added, namespace):
         conflict = "a LimitRange's defaults would change the pod's QoS class"
     if conflict is not None:

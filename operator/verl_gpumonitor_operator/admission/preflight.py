@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gathers the facts that a decision needs: what changes with each pod is read live, the rest is kept fresh meanwhile.
 
-The API server waits three seconds for us while a user's pod waits for it. So the live reads of one request have one
-second in all; without them nothing is injected, and the pod says so.
+The API server waits three seconds for us while a user's pod waits for it. So the live reads of one request have a
+second and a half in all; without them nothing is injected, and the pod says so.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from .quantities import UNIT, Amounts
 
 log = logging.getLogger(__name__)
 
-LIVE_SECONDS: Final = 1.0
+LIVE_SECONDS: Final = 1.5
 """Budget of all live reads of one request."""
 RAY_SECONDS: Final = 0.3
 """Budget of reading a head's RayCluster; without it the head is taken for one of a GPU cluster."""
@@ -35,6 +35,10 @@ NODES_SECONDS: Final = 60.0
 SERVICE_SECONDS: Final = 30.0
 BREAKER_SECONDS: Final = 2.0
 CERTIFICATES_SECONDS: Final = 10.0
+WARM_SECONDS: Final = 30.0
+"""The API server closes connections that idle for longer; the next pod would wait for several handshakes."""
+WARM_CONNECTIONS: Final = 4
+"""As many as one pod's reads use side by side."""
 UNTIL_THERE_SECONDS: Final = 2.0
 """Pause between two tries of what the process cannot work without."""
 
@@ -115,6 +119,7 @@ class Preflight:
             ("controller", self._read_controller, SERVICE_SECONDS),
             ("breaker", self._read_breaker, BREAKER_SECONDS),
             ("certificates", self._read_certificates, CERTIFICATES_SECONDS),
+            ("connections", self._keep_warm, WARM_SECONDS),
         ]
         async with asyncio.TaskGroup() as group:
             for subject, read, seconds in loops:
@@ -192,6 +197,10 @@ class Preflight:
             return node
         allocatable = node.allocatable or node.capacity
         return msgspec.structs.replace(node, free=objects.less(allocatable, objects.taken_on_node(running)))
+
+    async def _keep_warm(self) -> bool:
+        await asyncio.gather(*(self._api.get_bytes("/version") for _ in range(WARM_CONNECTIONS)))
+        return True
 
     async def _read_standing(self) -> bool:
         api_version = facts.version((await self._api.get("/version", objects.VersionObject)).git_version)

@@ -193,6 +193,17 @@ INJECTED = {
             ],
         )
     ),
+    "guaranteed pod on a node whose cpus end before its gpus": Case(
+        samples.ray_worker(gpus=1, cpu="40", memory="64Gi"), cluster=nodes(amounts(cpu="80", memory="1000Gi", gpu="8"))
+    ),
+    "guaranteed head beside others": Case(
+        samples.ray_head(cpu="2"),
+        cluster=nodes(amounts(cpu="96", memory="1000Gi"), free=amounts(cpu="4", memory="8300Mi")),
+    ),
+    "guaranteed pod that waits for room": Case(
+        samples.ray_worker(cpu="47", memory="64Gi"),
+        cluster=nodes(amounts(cpu="96", memory="1000Gi", gpu="8"), free=amounts(cpu="1", memory="1Gi", gpu="0")),
+    ),
     "guaranteed pod on a node with room": Case(
         samples.ray_worker(cpu="47", memory="400Gi"), cluster=nodes(amounts(cpu="96", memory="1000Gi", gpu="8"))
     ),
@@ -230,6 +241,10 @@ SKIPPED = {
     "limit range minimum above all we ask": Case(BURSTABLE, namespace=limited(min=amounts(memory="256Mi"))),
     "limit range maximum below all we ask": Case(WORKER, namespace=limited(max=amounts(memory="32Mi", cpu="96"))),
     "limit range defaults for a best effort pod": Case(BEST_EFFORT, namespace=namespace(limits=(DEFAULTS,))),
+    "limit range defaults beside pod-level resources": Case(
+        samples.with_spec(BEST_EFFORT, resources=samples.resources(cpu="8", memory="64Gi")),
+        namespace=namespace(limits=(DEFAULTS,)),
+    ),
     "limit range gives gpus": Case(BURSTABLE, namespace=limited(default=amounts(gpu="1"))),
     "limit range for pods without room": Case(WORKER, namespace=pod_limited(max=amounts(cpu="8"))),
     "quota without room for a hundred": Case(WORKER, namespace=quota(amounts(limits_cpu="12"))),
