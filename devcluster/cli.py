@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from devcluster import addons, build, cluster, components, containerd, images, kube
+from devcluster import addons, build, cluster, components, containerd, gpus, images, kube
 from devcluster.errors import ClusterError
 from devcluster.layout import NODE_NAME, Layout, default_layout
 from devcluster.process import Processes
@@ -83,8 +83,8 @@ def _node_line(layout: Layout) -> str:
     ready = "Ready" if kube.node_ready(layout, NODE_NAME) else "not Ready"
     pods = json.loads(kube.kubectl(layout, "get", "pods", "--all-namespaces", "-ojson"))["items"]
     running = sum(pod["status"].get("phase") == "Running" for pod in pods)
-    gpu_count = kube.allocatable_gpus(layout, NODE_NAME)
-    return f"node {NODE_NAME}: {ready}, {gpu_count} GPUs, {running} of {len(pods)} pods running"
+    offered = kube.allocatable_gpus(layout, NODE_NAME)
+    return f"node {NODE_NAME}: {ready}, {offered} GPUs, {running} of {len(pods)} pods running"
 
 
 def _age_seconds(start_ticks: int) -> float:
@@ -144,6 +144,13 @@ def _addons(layout: Layout, options: argparse.Namespace) -> int:
     return 0
 
 
+def _gpus(layout: Layout, _: argparse.Namespace) -> int:
+    with cluster.changing(layout):
+        note = gpus.install_library(layout)
+    print(note or f"library and state are in {layout.nvml}")
+    return 0
+
+
 def _names(text: str) -> frozenset[str]:
     return frozenset(name for name in text.split(",") if name)
 
@@ -178,6 +185,7 @@ def _parser() -> argparse.ArgumentParser:
         add(name, _component(action), f"{name} one component").add_argument("component")
     add("kubeconfig", _kubeconfig, "print the path of the administrator's kubeconfig")
     add("env", _env, "print shell lines that set PATH and KUBECONFIG")
+    add("gpus", _gpus, "install the simulated library anew, and its state if either has changed")
     extra = add("addons", _addons, "apply or delete an add-on, with its CRDs")
     extra.add_argument("action", choices=["apply", "delete"])
     extra.add_argument("name")

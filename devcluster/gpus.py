@@ -8,6 +8,7 @@ second container that only names GPUs gets none. `nvidia-no-all` is `nvidia` on 
 """
 
 import contextlib
+import hashlib
 import shutil
 import sys
 from pathlib import Path
@@ -81,23 +82,26 @@ def configure(layout: Layout) -> None:
 
 
 def install_library(layout: Layout) -> str:
-    """Build the simulated library and put it and its state where containers get them; return a note for the person."""
+    """Build the simulated library and put it and its state where containers get them; return a note for the person.
+
+    State and library go together: where either the library or the program that writes the state has changed, the state
+    is made anew, beside the old one, which programs that have it mapped keep.
+    """
     source = layout.repository / "tests" / "fakenvml"
-    built = source / "build" / LIBRARY
-    note = ""
-    if (source / "Makefile").exists():
-        run(["make", "-C", source], log=layout.build_logs / "fakenvml.log")
-    else:
-        built, note = _placeholder(layout), "a placeholder: tests/fakenvml is not there"
-    write_aside(layout.nvml / LIBRARY, built.read_bytes(), mode=0o755)
-    folder = layout.nvml / "state.d"
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o777)  # containers of any user map the state
-    state, program = folder / "state", source / "simgpu.py"
-    if not state.exists() and program.exists():
-        output([sys.executable, program, "init", "--state", state, "--gpus", str(COUNT)])
-        state.chmod(0o666)
-    return note
+    program = source / "simgpu.py"
+    if not (source / "Makefile").exists():
+        write_aside(layout.nvml / LIBRARY, _placeholder(layout).read_bytes(), mode=0o755)
+        return "a placeholder for the library: tests/fakenvml is not there"
+    run(["make", "-C", source], log=layout.build_logs / "fakenvml.log")
+    library = (source / "build" / LIBRARY).read_bytes()
+    write_aside(layout.nvml / LIBRARY, library, mode=0o755)
+    stamp = hashlib.sha256(library + program.read_bytes()).hexdigest()
+    stamped = layout.nvml / "state.stamp"
+    state = layout.nvml / "state.d" / "state"
+    if not state.exists() or not stamped.exists() or stamped.read_text() != stamp:
+        _make_state(program, state)
+        write_aside(stamped, stamp)
+    return ""
 
 
 def device_plugin(layout: Layout) -> Spec:
@@ -110,6 +114,17 @@ def device_plugin_ready() -> bool:
     with contextlib.suppress(OSError):
         return (KUBELET_FIXED / "device-plugins" / "gpumonitor-devcluster.sock").is_socket()
     return False
+
+
+def _make_state(program: Path, state: Path) -> None:
+    """Make a state of GPUs at rest. Its folder is open to all: containers of any user map it."""
+    state.parent.mkdir(parents=True, exist_ok=True)
+    state.parent.chmod(0o777)
+    aside = state.with_name(".state.new")
+    aside.unlink(missing_ok=True)
+    output([sys.executable, program, "init", "--state", aside, "--gpus", str(COUNT)])
+    aside.chmod(0o666)
+    aside.rename(state)
 
 
 def _mount(host: Path, container: str, mode: str) -> dict[str, object]:
