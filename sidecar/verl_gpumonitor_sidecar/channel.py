@@ -85,12 +85,12 @@ class Channel:
             raise ChannelTlsError(f"CA certificates cannot be read: {error}") from error
         self._context = context
 
-    def post(self, body: bytes, *, token: str, limit_seconds: float | None = None) -> Response:
+    def post(self, body: bytes, *, token: str) -> Response:
         """Send one report and return what came back. Raises ChannelError.
 
         A kept connection that the other side has closed meanwhile is replaced once, unnoticed.
         """
-        self._deadline = self._clock() + (limit_seconds or self._limits.total_seconds)
+        self._deadline = self._clock() + self._limits.total_seconds
         request = self._request(body, token)
         reused = self._connection is not None
         try:

@@ -32,7 +32,7 @@ class Sending(Protocol):
     def trust(self, ca_pem: str) -> None:
         """Trust these CA certificates from now on. Raises ChannelError."""
 
-    def post(self, body: bytes, *, token: str, limit_seconds: float | None = None) -> Response:
+    def post(self, body: bytes, *, token: str) -> Response:
         """Send, and return the answer. Raises ChannelError."""
 
 
@@ -109,6 +109,11 @@ class Reporter:
             last_success_unix=self._last_success_unix,
         )
 
+    @property
+    def due_at(self) -> float:
+        """When the next attempt is due."""
+        return self._pace.due_at
+
     def hurry(self) -> None:
         """Report soon, because something happened that must not wait; from any thread."""
         with self._wake:
@@ -141,7 +146,7 @@ class Reporter:
             while not self._ending and (left := self._pace.due_at - self._clock()) > 0:
                 self._wake.wait(left)
 
-    def turn(self, *, final: bool = False, limit_seconds: float | None = None) -> None:
+    def turn(self, *, final: bool = False) -> None:
         """Make one attempt, and schedule the next."""
         report = self._make(self._sequence + 1, self._dropped, final)
         if report is None:
@@ -149,7 +154,7 @@ class Reporter:
             return
         self._sequence = report.sequence
         try:
-            response = self._sending.post(encode(report), token=self._token(), limit_seconds=limit_seconds)
+            response = self._sending.post(encode(report), token=self._token())
         except TokenError as error:
             self._fail("token", str(error))
         except ChannelError as error:

@@ -18,7 +18,7 @@ _RAY_METRICS_URL: Final = "http://127.0.0.1:8080/metrics"
 _RAY_DASHBOARD_URL: Final = "http://127.0.0.1:8265"
 _PEM: Final = "-----BEGIN CERTIFICATE-----"
 
-ENV_TOKEN_FILE: Final = "GPUMON_REPORT_TOKEN_FILE"
+ENV_TOKEN_FILE: Final = "GPUMON_REPORT_TOKEN_FILE"  # noqa: S105 - a name, not a secret
 """Where the token lies when it is not where the admission mounts it: for a sidecar that runs outside a pod."""
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
