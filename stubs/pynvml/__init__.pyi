@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is called of nvidia-ml-py, and nothing else, so that a new call is seen in review."""
 
-from collections.abc import Iterable, Sequence
-from ctypes import Structure, _Pointer
+from collections.abc import Sequence
+from ctypes import Array, Structure, _Pointer
 
 NVML_SUCCESS: int
 NVML_ERROR_UNINITIALIZED: int
@@ -63,20 +63,7 @@ class c_nvmlUtilization_t:
     gpu: int
     memory: int
 
-class c_nvmlValue_t:
-    dVal: float
-    uiVal: int
-    ulVal: int
-    ullVal: int
-    sllVal: int
-    siVal: int
-    usVal: int
-
-class c_nvmlFieldValue_t:
-    fieldId: int
-    valueType: int
-    nvmlReturn: int
-    value: c_nvmlValue_t
+class c_nvmlFieldValue_t(Structure): ...
 
 class c_nvmlEventData_t:
     device: c_nvmlDevice_t
@@ -105,8 +92,8 @@ def nvmlDeviceGetTemperature(handle: c_nvmlDevice_t, sensor: int) -> int: ...
 def nvmlDeviceGetCurrentClocksEventReasons(handle: c_nvmlDevice_t) -> int: ...
 def nvmlDeviceGetCurrentClocksThrottleReasons(handle: c_nvmlDevice_t) -> int: ...
 def nvmlDeviceGetFieldValues(
-    handle: c_nvmlDevice_t, fieldIds: Sequence[int | tuple[int, int]]
-) -> Iterable[c_nvmlFieldValue_t]: ...
+    handle: c_nvmlDevice_t, fieldIds: Sequence[tuple[int, int]]
+) -> Array[c_nvmlFieldValue_t]: ...
 def nvmlDeviceGetComputeRunningProcesses_v2(handle: c_nvmlDevice_t) -> list[nvmlFriendlyObject]: ...
 def nvmlDeviceGetComputeRunningProcesses_v3(handle: c_nvmlDevice_t) -> list[nvmlFriendlyObject]: ...
 def nvmlEventSetCreate() -> c_nvmlEventSet_t: ...

@@ -42,14 +42,11 @@ def add_sample(before: GpuAccumulator, sample: GpuSample, *, interval_seconds: f
     `interval_seconds`: the usual time between two samples. A longer break than three of them is a gap, of which the
     sample covers one interval.
     """
-    after = _add_memory(before, sample)
-    if sample.taken_at is None or (before.taken_at is not None and sample.taken_at <= before.taken_at):
-        return after
-    covered = _covered_seconds(before.taken_at, sample.taken_at, interval_seconds)
-    after = _add_energy(after, sample, covered)
-    return msgspec.structs.replace(
-        after, taken_at=sample.taken_at, counters=_add_load(after.counters, sample.utilization, covered)
-    )
+    new = sample.taken_at is not None and (before.taken_at is None or sample.taken_at > before.taken_at)
+    if not new:
+        return _add_memory(before, sample)
+    covered = _covered_seconds(before.taken_at, sample.taken_at or 0.0, interval_seconds)
+    return _add_memory(_add_all(before, sample, covered), sample)
 
 
 def add_xid(before: GpuAccumulator, code: int, *, at: float) -> GpuAccumulator:
@@ -70,28 +67,37 @@ def _covered_seconds(before: float | None, now: float, interval: float) -> float
     return elapsed if elapsed <= _MAX_GAP_INTERVALS * interval else interval
 
 
-def _add_load(counters: GpuCounters, utilization: float | None, covered: float) -> GpuCounters:
-    if utilization is None or covered == 0.0:
-        return counters
-    return msgspec.structs.replace(
-        counters,
-        observed_seconds=counters.observed_seconds + covered,
-        busy_seconds=counters.busy_seconds + covered * utilization,
+def _add_all(state: GpuAccumulator, sample: GpuSample, covered: float) -> GpuAccumulator:
+    """Add load and energy. One new value each, not one a field: this runs for each GPU at each sample."""
+    counters, utilization = state.counters, sample.utilization
+    loaded = utilization is not None and covered > 0.0
+    reading_known = sample.energy_joules is not None
+    return GpuAccumulator(
+        counters=GpuCounters(
+            observed_seconds=counters.observed_seconds + (covered if loaded else 0.0),
+            busy_seconds=counters.busy_seconds + (covered * (utilization or 0.0) if loaded else 0.0),
+            energy_joules=_energy(state, sample, covered),
+            memory_peak_bytes=counters.memory_peak_bytes,
+            memory_recent_peak_bytes=counters.memory_recent_peak_bytes,
+            xid_errors=counters.xid_errors,
+            xid_last_at=counters.xid_last_at,
+        ),
+        taken_at=sample.taken_at,
+        memory_taken_at=state.memory_taken_at,
+        energy_reading_joules=sample.energy_joules if reading_known else state.energy_reading_joules,
+        energy_read_at=sample.taken_at if reading_known else state.energy_read_at,
+        peaks=state.peaks,
     )
 
 
-def _add_energy(state: GpuAccumulator, sample: GpuSample, covered: float) -> GpuAccumulator:
+def _energy(state: GpuAccumulator, sample: GpuSample, covered: float) -> float | None:
     """Add the rise of the GPU's own counter, gaps included, since it ran on; else power times the covered time."""
     total = state.counters.energy_joules
     if sample.energy_joules is not None:
-        rise = _energy_rise(state, sample.energy_joules, sample.taken_at)
-        state = msgspec.structs.replace(
-            state, energy_reading_joules=sample.energy_joules, energy_read_at=sample.taken_at
-        )
-        total = (total or 0.0) + rise
-    elif state.energy_reading_joules is None and sample.power_watts is not None:
-        total = (total or 0.0) + sample.power_watts * covered
-    return msgspec.structs.replace(state, counters=msgspec.structs.replace(state.counters, energy_joules=total))
+        return (total or 0.0) + _energy_rise(state, sample.energy_joules, sample.taken_at)
+    if state.energy_reading_joules is None and sample.power_watts is not None:
+        return (total or 0.0) + sample.power_watts * covered
+    return total
 
 
 def _energy_rise(state: GpuAccumulator, reading: float, at: float | None) -> float:
@@ -108,11 +114,11 @@ def _add_memory(state: GpuAccumulator, sample: GpuSample) -> GpuAccumulator:
     if at is None or used is None or (state.memory_taken_at is not None and at <= state.memory_taken_at):
         return state
     peaks = _add_peak(state.peaks, at, used)
-    counters = msgspec.structs.replace(
-        state.counters,
-        memory_peak_bytes=max(used, state.counters.memory_peak_bytes or 0),
-        memory_recent_peak_bytes=max(peak for _, peak in peaks),
-    )
+    highest = max(used, state.counters.memory_peak_bytes or 0)
+    recent = max(peak for _, peak in peaks)
+    counters = state.counters
+    if (highest, recent) != (counters.memory_peak_bytes, counters.memory_recent_peak_bytes):
+        counters = msgspec.structs.replace(counters, memory_peak_bytes=highest, memory_recent_peak_bytes=recent)
     return msgspec.structs.replace(state, counters=counters, memory_taken_at=at, peaks=peaks)
 
 

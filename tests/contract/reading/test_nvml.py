@@ -4,6 +4,8 @@
 
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copy
@@ -16,7 +18,7 @@ from verl_gpumonitor.model.vocabulary import GpuState, UnavailableReason
 from verl_gpumonitor.reading.reader import Reading
 from verl_gpumonitor.reading.samples import GpuSample
 
-from .conftest import Driven
+from .conftest import FAKE, Driven
 
 GIB = 2**30
 GAUGES = (
@@ -130,6 +132,35 @@ def test_processes_without_memory_on_drivers_before_565(state: simgpu.StateFile,
         found = reader.read(processes=True).gpus[0].processes
     assert found is not None
     assert [(process.pid, process.memory_used_bytes) for process in found] == [(os.getpid(), None)]
+
+
+def test_impossible_pids_are_dropped(state: simgpu.StateFile, reader: Driven) -> None:
+    """A library whose structures differ from the binding's yields such (k8s-device-plugin#331)."""
+    with simgpu.Gpu(0, state=state.path) as gpu:
+        gpu.allocate(5 * GIB)
+        simgpu.set_driver(file=state, process_mode="host")
+        with state.changing() as raw:
+            contexts = [context for context in raw.contexts if context.used and context.gpu == 0]
+            contexts[0].host_pid = 2**32 - 1
+        reading = reader.read(processes=True)
+    assert reading.gpus[0].processes == ()
+    assert reading.implausible["processes"] == 1
+
+
+def test_processes_that_share_a_gpu_are_told_apart_and_never_summed(state: simgpu.StateFile, reader: Driven) -> None:
+    """Each has its own memory; load is the GPU's alone (dcgm-exporter#151)."""
+    program = [sys.executable, str(FAKE / "simgpu.py"), "use", "--state", str(state.path), "--gpu", "0"]
+    with subprocess.Popen([*program, "--memory", "3GiB", "--busy", "0.5"], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with simgpu.Gpu(0, state=state.path) as own:
+            own.allocate(5 * GIB)
+            gpu = reader.read(processes=True).gpus[0]
+        other.terminate()
+    assert gpu.processes is not None
+    found = {process.pid: process.memory_used_bytes for process in gpu.processes}
+    assert found == {os.getpid(): 5 * GIB, other.pid: 3 * GIB}
+    assert (gpu.memory_used_bytes, gpu.utilization) == (8 * GIB, 0.5)
 
 
 # --- errors ---

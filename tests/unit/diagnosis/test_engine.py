@@ -81,3 +81,22 @@ def test_what_ended_during_a_restart_is_resolved() -> None:
     state, judgements = run(state, [(t, GOOD) for t in range(0, 120, 15)])
     assert reasons(judgements, "resolved") == ["OOMRisk"]
     assert state.open == []
+
+
+def test_memory_that_stays_at_90_percent_for_two_hours_never_alarms() -> None:
+    """Engines preallocate (vllm#235)."""
+    full = windows(*[(0.9, 72)] * 8)
+    state, judgements = run(DiagnosisState(), [(t, full) for t in range(0, 7200, 15)])
+    assert reasons(judgements, "raised") == []
+    assert state.tracks == {}
+
+
+def test_load_that_alternates_by_stage_never_alarms() -> None:
+    """97% in training and 47% in rollout, and pods that report a moment apart (verl#2181)."""
+    steps = []
+    for t in range(0, 3600, 5):
+        first, second = (0.97 if (t - shift) // 60 % 2 else 0.47 for shift in (0, 15))
+        gpus = [*windows(*[(first, 40)] * 4), *windows(*[(second, 40)] * 4, pod="w-1")]
+        steps.append((float(t), gpus))
+    _, judgements = run(DiagnosisState(), steps)
+    assert reasons(judgements, "raised") == []
