@@ -9,6 +9,7 @@ first it makes all GPUMonitors, then it comes back to them, as after a restart. 
 import argparse
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -89,6 +90,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="length of the steady time")
     parser.add_argument("--programs", type=Path, default=PROGRAMS, help="folder with etcd and kube-apiserver")
     given = parser.parse_args()
+    # So that etcd and the API server are ended, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     load = Load(workloads=given.workloads, pods_per_workload=given.pods_per_workload)
     try:
         found = programs(given.programs)

@@ -1,0 +1,310 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a status says, and that it is always within the CRD's bounds."""
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.controller.builders import GIB, gpu, job, report
+from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Phase, Source
+from verl_gpumonitor_operator.controller.jobs import JobKind
+from verl_gpumonitor_operator.controller.ledger import Peak, Totals
+from verl_gpumonitor_operator.controller.status import (
+    Condition,
+    GpuView,
+    Picture,
+    Urgency,
+    merge_patch,
+    merged,
+    percent,
+    previous_run,
+    render,
+    urgency,
+    worst,
+)
+from verl_gpumonitor_operator.controller.telemetry import MONITORED, PodSummary, Seen, Telemetry, Verdict
+
+CRD = yaml.safe_load((Path(__file__).parents[3] / "crds" / "gpumonitor.dev_gpumonitors.yaml").read_text())
+SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+
+
+def closed(schema: Any) -> Any:
+    """The same schema, in which a field that it does not name is an error and not pruned."""
+    if isinstance(schema, dict):
+        made = {key: closed(value) for key, value in schema.items()}
+        return (
+            made | {"additionalProperties": False} if schema.get("type") == "object" and "properties" in made else made
+        )
+    return [closed(item) for item in schema] if isinstance(schema, list) else schema
+
+
+CHECK = jsonschema.Draft202012Validator(closed(SCHEMA))
+NOW = 2000.0
+
+
+def view(number: int, **more: Any) -> GpuView:
+    values = {"memory_recent_peak_bytes": 40 * GIB, **more}
+    return GpuView(
+        pod=f"w-{number // 8}", node="n", pool="gpu", report=gpu(f"GPU-{number:03d}", **values), utilization=0.5
+    )
+
+
+def summary(name: str, verdict: Verdict = MONITORED) -> PodSummary:
+    return PodSummary(name=name, gpus_requested=4, gpus_reported=4, faulty=(), verdict=verdict)
+
+
+def picture(**more: Any) -> Picture:
+    values: dict[str, Any] = {
+        "job": job(JobKind.RAY_JOB, "grpo", phase=Phase.RUNNING),
+        "phase": Phase.RUNNING,
+        "ended": False,
+        "completed_at": None,
+        "gpus_requested": 4,
+        "gpus": [view(number) for number in range(4)],
+        "pods": [summary("w-0")],
+        "telemetry": [Telemetry.of(report("w-0"), NOW)],
+        "totals": Totals(gpu_seconds=100.0, busy_seconds=71.0, energy_joules=5.0, peak=Peak(70 * GIB, 80 * GIB)),
+        "conditions": [Condition(type="OOMRisk", status="False", reason="NotDetected", message="Nothing.")],
+        "health": "OK",
+        "gpu_notes": {},
+        "generation": 1,
+        "ledger": "{}",
+        **more,
+    }
+    return Picture(**values)
+
+
+def test_a_running_job_shows_the_present_and_an_ended_one_its_whole_life() -> None:
+    running = render(picture(), before={}, now=NOW)
+    assert running["utilization"] == {"mean": 0.5, "text": "50%"}
+    assert running["memory"]["text"] == "50%"
+    ended = render(picture(ended=True, phase=Phase.SUCCEEDED, gpus=[]), before=running, now=NOW)
+    assert ended["utilization"] == {"mean": 0.71, "text": "71%"}
+    assert ended["memory"]["peakBytes"] == 70 * GIB
+    assert ended["gpus"] == running["gpus"]
+    assert ended["worstGpus"] == running["worstGpus"]
+
+
+def test_what_is_unknown_has_no_key() -> None:
+    bare = gpu(utilization=None, memory_used_bytes=None, memory_total_bytes=None)
+    unknown = GpuView(pod="w", node=None, pool="", report=bare, utilization=None)
+    status = render(picture(gpus=[unknown], totals=Totals(), telemetry=[]), before={}, now=NOW)
+    assert status["gpus"]["reported"] == 0
+    assert {"utilization", "memory", "totals"} & status.keys() == set()
+    assert status["worstGpus"] == [{"pod": "w", "uuid": "GPU-0", "state": "ok"}]
+
+
+def test_zero_is_a_value() -> None:
+    idle = GpuView(pod="w", node=None, pool="", report=gpu(utilization=0.0, memory_used_bytes=0), utilization=0.0)
+    status = render(picture(gpus=[idle]), before={}, now=NOW)
+    assert status["utilization"] == {"mean": 0.0, "text": "0%"}
+    assert status["memory"]["text"] == "0%"
+
+
+def test_the_mean_counts_only_gpus_that_are_there() -> None:
+    lost = GpuView(pod="w", node=None, pool="", report=gpu("GPU-9", state=GpuState.LOST), utilization=None)
+    status = render(picture(gpus=[view(0), lost]), before={}, now=NOW)
+    assert status["utilization"]["mean"] == 0.5
+    assert status["gpus"]["text"] == "1/4"
+
+
+def test_the_worst_come_first() -> None:
+    gpus = [view(0), view(1, memory_recent_peak_bytes=79 * GIB), view(2), view(3, state=GpuState.LOST)]
+    found = worst(picture(gpus=gpus, gpu_notes={"GPU-002": "Imbalance"}))
+    assert [item.report.uuid for item in found] == ["GPU-003", "GPU-002", "GPU-001", "GPU-000"]
+
+
+@pytest.mark.parametrize(
+    ("sources", "shown"),
+    [
+        pytest.param([Source.NVML, Source.NVML], "nvml", id="all by NVML"),
+        pytest.param([Source.NVML, Source.RAY_AGENT], "ray-agent", id="the weakest is shown"),
+        pytest.param([Source.NONE, Source.NVML], "none", id="one sees nothing"),
+        pytest.param([], None, id="nobody has reported"),
+    ],
+)
+def test_source(sources: list[Source], shown: str | None) -> None:
+    heard = [Telemetry.of(report("w", source=source), NOW) for source in sources]
+    assert render(picture(telemetry=heard), before={}, now=NOW)["dataQuality"].get("source") == shown
+
+
+def test_transition_time_changes_with_the_status_alone() -> None:
+    one = [Condition(type="OOMRisk", status="True", reason="OOMRisk", message="78 GiB")]
+    first = merged([], one, 1, NOW)
+    other = [Condition(type="OOMRisk", status="True", reason="MemoryGrowth", message="79 GiB")]
+    second = merged(first, other, 1, NOW + 60)
+    assert second[0]["lastTransitionTime"] == first[0]["lastTransitionTime"]
+    assert second[0]["message"] == "79 GiB"
+    cleared = [Condition(type="OOMRisk", status="False", reason="NotDetected", message="")]
+    assert merged(second, cleared, 1, NOW + 60)[0]["lastTransitionTime"] != first[0]["lastTransitionTime"]
+
+
+def test_conditions_of_a_later_version_stay() -> None:
+    other = {"type": "Hung", "status": "True", "reason": "Hang", "message": "", "lastTransitionTime": "x"}
+    assert [item["type"] for item in merged([other], picture().conditions, 1, NOW)] == ["Hung", "OOMRisk"]
+
+
+def test_previous_run_sums_up_a_status() -> None:
+    status = render(picture(ended=True, phase=Phase.FAILED, completed_at=1500.0), before={}, now=NOW)
+    assert previous_run(status) == {
+        "uid": "uid-grpo",
+        "phase": "Failed",
+        "startTime": "1970-01-01T00:16:40Z",
+        "completionTime": "1970-01-01T00:25:00Z",
+        "utilization": 0.71,
+        "memoryPeakRatio": 0.875,
+        "health": "OK",
+    }
+    assert previous_run({}) is None
+
+
+def changed(**more: Any) -> dict[str, Any]:
+    return render(picture(**more), before={}, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("after", "matters"),
+    [
+        pytest.param(changed(), Urgency.NONE, id="nothing differs"),
+        pytest.param(changed(totals=Totals(gpu_seconds=200.0, energy_joules=5.0)), Urgency.DRIFT, id="counters grow"),
+        pytest.param(changed(ledger="{ }"), Urgency.DRIFT, id="the ledger grows"),
+        pytest.param(
+            changed(gpus=[view(number, memory_recent_peak_bytes=41 * GIB) for number in range(4)]),
+            Urgency.DRIFT,
+            id="memory moves by one point",
+        ),
+        pytest.param(
+            changed(gpus=[view(number, memory_recent_peak_bytes=43 * GIB) for number in range(4)]),
+            Urgency.CHANGE,
+            id="memory moves by three points",
+        ),
+        pytest.param(changed(gpus=[]), Urgency.CHANGE, id="values vanish"),
+        pytest.param(changed(phase=Phase.FAILED), Urgency.CHANGE, id="the phase changes"),
+        pytest.param(changed(health="OOMRisk"), Urgency.CHANGE, id="health changes"),
+        pytest.param(changed(gpus_requested=8), Urgency.CHANGE, id="it grows"),
+        pytest.param(
+            changed(conditions=[Condition(type="OOMRisk", status="False", reason="NotDetected", message="Other.")]),
+            Urgency.DRIFT,
+            id="a message alone drifts",
+        ),
+        pytest.param(
+            changed(pods=[summary("w-0", Verdict(seen=Seen.UNMONITORED, reason="NotInjected", message="x"))]),
+            Urgency.CHANGE,
+            id="a pod is not seen",
+        ),
+    ],
+)
+def test_urgency(after: dict[str, Any], matters: Urgency) -> None:
+    assert urgency(changed(), after) is matters
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "patch"),
+    [
+        pytest.param({}, {"a": 1}, {"a": 1}, id="a new key"),
+        pytest.param({"a": 1}, {}, {"a": None}, id="a key that is gone"),
+        pytest.param({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}, {"a": {"c": 3}}, id="an inner change"),
+        pytest.param({"a": {"b": 1}}, {"a": {"c": 1}}, {"a": {"b": None, "c": 1}}, id="an inner exchange"),
+        pytest.param({"a": [1, 2]}, {"a": [1]}, {"a": [1]}, id="lists are replaced whole"),
+        pytest.param({"a": {"b": 1}}, {"a": {"b": 1}}, {}, id="nothing"),
+    ],
+)
+def test_merge_patch(before: dict[str, Any], after: dict[str, Any], patch: dict[str, Any]) -> None:
+    assert merge_patch(before, after) == patch
+
+
+@pytest.mark.parametrize(("ratio", "text"), [(0.0, "0%"), (0.714, "71%"), (0.995, "100%"), (1.0, "100%")])
+def test_percent(ratio: float, text: str) -> None:
+    assert percent(ratio) == text
+
+
+LONG = st.text(min_size=0, max_size=400) | st.just("x" * 5000)
+BYTES = st.none() | st.integers(0, 2**50)
+RATIO = st.none() | st.floats(0.0, 1.0)
+VIEWS = st.builds(
+    GpuView,
+    pod=st.text(min_size=1, max_size=253),
+    node=st.none() | st.text(min_size=1, max_size=253),
+    pool=st.just(""),
+    report=st.builds(
+        gpu,
+        st.text(min_size=1, max_size=96),
+        state=st.sampled_from(GpuState),
+        error=st.none() | st.text(max_size=128),
+        index=st.none() | st.integers(0, 1024),
+        model=st.none() | st.text(max_size=256),
+        utilization=RATIO,
+        memory_used_bytes=BYTES,
+        memory_total_bytes=BYTES,
+        memory_recent_peak_bytes=BYTES,
+        temperature_celsius=st.none() | st.floats(-50, 250),
+        power_watts=st.none() | st.floats(0, 5000),
+    ),
+    utilization=RATIO,
+)
+VERDICTS = st.builds(
+    Verdict,
+    seen=st.sampled_from(Seen),
+    reason=st.none() | st.from_regex(r"[A-Z][A-Za-z]{0,300}", fullmatch=True),
+    message=st.none() | LONG,
+)
+PODS = st.builds(
+    PodSummary,
+    name=st.text(min_size=1, max_size=253),
+    gpus_requested=st.integers(0, 1024),
+    gpus_reported=st.integers(0, 1024),
+    faulty=st.just(()),
+    verdict=VERDICTS,
+)
+TELEMETRY = st.builds(
+    lambda source, ownership: Telemetry.of(report("w", source=source, ownership=ownership), NOW),
+    st.sampled_from(Source),
+    st.sampled_from(Ownership),
+)
+TOTALS = st.builds(
+    Totals,
+    gpu_seconds=st.floats(0, 1e12),
+    busy_seconds=st.floats(0, 1e12),
+    energy_joules=st.none() | st.floats(0, 1e18),
+    peak=st.none() | st.builds(Peak, st.integers(0, 2**50), st.integers(1, 2**50)),
+    gaps_seconds=st.floats(0, 1e9),
+    lost_starts=st.integers(0, 10**9),
+)
+PICTURES = st.builds(
+    picture,
+    job=st.builds(
+        lambda message, cluster: job(JobKind.RAY_JOB, "grpo", message=message, ray_cluster=cluster),
+        st.none() | LONG,
+        st.none() | st.text(max_size=253),
+    ),
+    phase=st.sampled_from(Phase),
+    ended=st.booleans(),
+    completed_at=st.none() | st.floats(0, 4e9),
+    gpus_requested=st.integers(0, 10**6),
+    gpus=st.lists(VIEWS, max_size=24),
+    pods=st.lists(PODS, max_size=24),
+    telemetry=st.lists(TELEMETRY, max_size=8),
+    totals=TOTALS,
+    conditions=st.just([Condition(type="OOMRisk", status="True", reason="OOMRisk", message="x" * 9000)]),
+    health=LONG,
+    gpu_notes=st.dictionaries(st.text(max_size=8), LONG, max_size=3),
+    generation=st.none() | st.integers(0, 2**40),
+    ledger=st.none() | st.just("x" * 32_768),
+    message=st.none() | LONG,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(one=PICTURES, other=PICTURES)
+def test_every_status_is_within_the_bounds_of_the_crd(one: Picture, other: Picture) -> None:
+    first = render(one, before={}, now=NOW)
+    second = render(other, before=first | {"previousRun": previous_run(first)}, now=NOW)
+    for status in (first, second):
+        errors = [f"{list(error.path)}: {error.message[:200]}" for error in CHECK.iter_errors(status)]
+        assert errors == []
