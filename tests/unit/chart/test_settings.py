@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.chart.rendering import CHART, NAMESPACE, REGISTRY, RELEASE, Chart, Rendered
 from verl_gpumonitor import __version__
+from verl_gpumonitor.diagnosis.limits import DiagnosisLimits
 from verl_gpumonitor_operator import settings
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -17,7 +18,14 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
 def test_the_charts_defaults_are_the_programs_defaults(default: Rendered) -> None:
     images = settings.Images(sidecar=f"{REGISTRY}/sidecar:{__version__}", operator=f"{REGISTRY}/operator:{__version__}")
     expected = settings.Settings(release=RELEASE, namespace=NAMESPACE, images=images)
-    assert settings.decode(default.settings) == expected
+    found = settings.decode(default.settings)
+    assert msgspec.structs.replace(found, diagnosis=expected.diagnosis) == expected
+
+
+def test_the_charts_limits_are_the_librarys(default: Rendered) -> None:
+    """And all of them, so that none is out of reach."""
+    given = msgspec.json.decode(default.settings)["diagnosis"]
+    assert given == msgspec.to_builtins(DiagnosisLimits())
 
 
 def test_every_setting_can_be_given_as_a_value(default: Rendered) -> None:
@@ -39,7 +47,9 @@ def test_every_setting_can_be_given_as_a_value(default: Rendered) -> None:
                 found |= {f"{key}.{name}" for name in keys(value)}
         return found
 
-    assert keys(msgspec.json.decode(default.settings)) == names(settings.Settings)
+    given = msgspec.json.decode(default.settings)
+    given["diagnosis"] = dict.fromkeys(given["diagnosis"])
+    assert keys(given) == names(settings.Settings)
 
 
 @pytest.mark.parametrize(

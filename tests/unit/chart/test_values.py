@@ -12,7 +12,7 @@ import yaml
 
 from tests.unit.chart.rendering import CHART, REGISTRY, Chart, Object
 
-FREE = {"podSecurityContext", "containerSecurityContext", "diagnosis.oomRisk", "diagnosis.imbalance"}
+FREE = {"podSecurityContext", "containerSecurityContext"}
 """Values whose content the chart hands on."""
 
 
