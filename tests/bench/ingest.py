@@ -22,11 +22,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
+from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from tests.unit.ingest.builders import Bundle, FakeReviewer, Pods, Sink, Switch, pod_record, report
 from verl_gpumonitor.model.report import encode
 from verl_gpumonitor_operator import certs
+from verl_gpumonitor_operator.certificates import load_leaf, server_context
 from verl_gpumonitor_operator.controller import reportserver
 from verl_gpumonitor_operator.controller.ingest import IngestLimits, IngestMetrics, ReportService
 from verl_gpumonitor_operator.controller.ports import PodRecord
@@ -42,6 +44,23 @@ EXPIRES_AT = 4_000_000_000.0
 def pods() -> list[PodRecord]:
     """The senders."""
     return [pod_record(uid=f"uid-{number:06d}", name=f"job-worker-{number}") for number in range(PODS)]
+
+
+async def serve_bare(folder: Path) -> None:
+    """Run a server that does no more than read a body and answer, to see what TLS and HTTP cost by themselves."""
+
+    async def handle(request: web.BaseRequest) -> web.Response:
+        await request.read()
+        return web.Response(body=b"{}", content_type="application/json")
+
+    context = server_context()
+    load_leaf(context, {name: (folder / name).read_bytes() for name in (certs.LEAF, certs.LEAF_KEY)})
+    server = web.Server(handle, access_log=None)
+    listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0, ssl=context)
+    print(listening.sockets[0].getsockname()[1], flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    listening.close()
+    await server.shutdown(0.1)
 
 
 async def serve(folder: Path, buffer_bytes: int) -> None:
@@ -99,7 +118,7 @@ class Server:
 
 @contextlib.contextmanager
 def running(buffer_bytes: int = reportserver.TLS_BUFFER_BYTES) -> Iterator[Server]:
-    """Start a server; it ends with the block."""
+    """Start a server, a bare one where the buffer is 0; it ends with the block."""
     data = certs.plan(
         None,
         now=datetime.now(UTC),
@@ -156,8 +175,8 @@ def clients(server: Server, number: int) -> list[Client]:
     return [Client(server, pod, reviewer.issue(pod, expires_at=EXPIRES_AT)) for pod in senders]
 
 
-async def keep_alive(server: Server, connections: int, seconds: float) -> None:
-    """Reports on connections that are kept."""
+async def keep_alive(server: Server, label: str, connections: int, seconds: float) -> None:
+    """Reports on connections that are kept. A bare server is run beside, for the machine's share of the figures."""
     senders = clients(server, connections)
     for sender in senders:
         await sender.connect()
@@ -174,7 +193,7 @@ async def keep_alive(server: Server, connections: int, seconds: float) -> None:
     await asyncio.gather(*map(go_on, senders))
     used, wall = server.cpu_seconds() - cpu, time.monotonic() - begun
     print(
-        f"  {connections:3} connections kept, {senders[0].size} bytes each: {count / used:.0f} reports/s per core"
+        f"  {label:5}  {connections:3} connections, {senders[0].size} bytes each: {count / used:.0f} reports/s per core"
         f" ({used / count * 1e6:.0f} us each), {count / wall:.0f}/s at {used / wall:.0%} of a core,"
         f" RSS {server.rss() >> 20} MiB"
     )
@@ -217,11 +236,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement")
     options = parser.parse_args()
     if options.serve is not None:
-        asyncio.run(serve(options.serve, options.buffer_bytes))
+        work = serve(options.serve, options.buffer_bytes) if options.buffer_bytes else serve_bare(options.serve)
+        asyncio.run(work)
         return
-    with running() as server:
+    with running(0) as bare, running() as server:
         for connections in (1, 50, 500):
-            asyncio.run(keep_alive(server, connections, options.seconds))
+            asyncio.run(keep_alive(bare, "bare", connections, options.seconds))
+            asyncio.run(keep_alive(server, "whole", connections, options.seconds))
         asyncio.run(connect_each_time(server, 300))
     with running() as server:
         asyncio.run(idle_memory(server, f"memory, TLS buffers of {reportserver.TLS_BUFFER_BYTES >> 10} KiB"))

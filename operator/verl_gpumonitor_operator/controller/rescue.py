@@ -101,6 +101,8 @@ class RescueAction:
     cause: Cause
     reason: str
     """The kubelet's word."""
+    message: str
+    """The kubelet's sentence to it, on one line of at most 300 characters; may be empty."""
     from_image: str
     to_image: str | None
     """None: nothing is left to try; it is only said."""
@@ -133,9 +135,15 @@ def decide(
         return None
     if attempt is not None and now - attempt.at < _patience(pod, attempt, times or RescueTimes()):
         return None
-    reason = (pod.sidecar.reason if pod.sidecar else None) or "unknown"
+    reason, message = _words(pod)
     following = next(iter(_following(pod, images, cause)), None)
-    return RescueAction(cause=cause, reason=reason, from_image=current, to_image=following)
+    return RescueAction(cause=cause, reason=reason, message=message, from_image=current, to_image=following)
+
+
+def _words(pod: PodRecord) -> tuple[str, str]:
+    state = pod.sidecar
+    message = " ".join((state.message or "").split()) if state else ""
+    return (state.reason if state else None) or "unknown", message if len(message) <= 300 else message[:297] + "..."
 
 
 def _patience(pod: PodRecord, attempt: Attempt, times: RescueTimes) -> float:
@@ -344,7 +352,8 @@ def rescued_message(pod: PodRecord, action: RescueAction, images: Images) -> str
     else:
         means = "it now runs the pod's own image and sleeps, so that the job starts without being measured"
     node = f" on node {pod.node_name}" if pod.node_name else ""
-    return f"Sidecar of pod {pod.name}{node} {what} ({action.reason}, image {image}); {means}"
+    said = f": {action.message}" if action.message else ""
+    return f"Sidecar of pod {pod.name}{node} {what}; {means}. Image {image}, {action.reason}{said}"
 
 
 def _keys(pod: PodRecord, action: RescueAction | None = None) -> dict[str, object]:

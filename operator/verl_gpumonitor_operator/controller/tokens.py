@@ -163,7 +163,8 @@ class TokenLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     remember_seconds: float = 3600.0
     """Longest memory of a good token; it ends with the token's own life before that."""
-    remember_refused_seconds: float = 30.0
+    remember_refused_seconds: float = 10.0
+    """Short, since an API server may hear of a new pod a moment after its kubelet did."""
     capacity: int = 50_000
     """Good tokens remembered: each pod has one, two around its renewal."""
     refused_capacity: int = 4096
@@ -335,20 +336,15 @@ class Tokens:
             (self._good, self._limits.capacity) if good else (self._refused, self._limits.refused_capacity)
         )
         memory[key] = verdict
-        while len(memory) > capacity:
+        now = self._clock()
+        # What came first mostly ends first, so the memory stays about as large as the number of pods.
+        while len(memory) > capacity or next(iter(memory.values())).until <= now:
             memory.popitem(last=False)
 
     @property
     def remembered(self) -> int:
         """How many answers are remembered, good and refused."""
         return len(self._good) + len(self._refused)
-
-    def forget_expired(self) -> None:
-        """Drop what is remembered for nothing; to be called now and then, such as each minute."""
-        now = self._clock()
-        for memory in (self._good, self._refused):
-            for key in [key for key, verdict in memory.items() if verdict.until <= now]:
-                del memory[key]
 
     async def close(self) -> None:
         """End the reviews that are under way."""

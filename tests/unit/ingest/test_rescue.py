@@ -203,7 +203,7 @@ class Rig:
 
 async def test_a_held_pod_is_freed_once_and_its_owner_told() -> None:
     rig = Rig()
-    held = waiting_pod("ImagePullBackOff")
+    held = waiting_pod("ImagePullBackOff", message="no such\nhost " + "x" * 2000)
     rig.rescuer.pod_seen(held)
     await rig.tick()
     rig.rescuer.pod_seen(held)
@@ -213,6 +213,7 @@ async def test_a_held_pod_is_freed_once_and_its_owner_told() -> None:
     [(pod, reason, severity, message)] = rig.told.events
     assert (pod, reason, severity) == ("job-worker-0", "SidecarRescued", Severity.WARNING)
     assert "job-worker-0" in message and "ImagePullBackOff" in message and "node-1" in message
+    assert "no such host xxx" in message and len(message) < 1024
     rig.rescuer.pod_seen(pod_record(sidecar_image=MAIN_IMAGE))
     assert rig.rescuer.held == 0
     assert rig.counted("patched") == 1
