@@ -134,10 +134,13 @@ class Sampler:
 
     def _start_run(self) -> None:
         """Start a sampler thread in place of the present one. The caller holds the lock."""
-        run = _Run(self._clock)
-        run.thread = threading.Thread(target=self._sample_loop, args=(run,), name="gpumon-sampler", daemon=True)
-        self._run = run
-        run.thread.start()
+        run = self._run = _Run(self._clock)
+        thread = threading.Thread(target=self._sample_loop, args=(run,), name="gpumon-sampler", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread to be had (a limit on pids): the watchdog tries again
+            return
+        run.thread = thread
 
     def _sample_loop(self, run: _Run) -> None:
         """Read until told to stop, or until replaced."""
@@ -258,11 +261,16 @@ class Sampler:
             self.check()
 
     def check(self) -> None:
-        """Replace the sampler thread if its call hangs. Called by the watchdog thread."""
+        """Replace the sampler thread if its call hangs, or if it is gone. Called by the watchdog thread."""
         with self._lock:
             run = self._run
-            call = None if run is None else run.watch.call
-            if run is None or call is None or self._clock() - call.since < self._settings.call_limit_seconds:
+            if run is None:
+                return
+            if run.thread is None or not run.thread.is_alive():
+                self._start_run()
+                return
+            call = run.watch.call
+            if call is None or self._clock() - call.since < self._settings.call_limit_seconds:
                 return
             if call.part == PART_INIT:
                 self._note_hung_init(run, call)
@@ -305,7 +313,7 @@ class Sampler:
             unavailable, error = UnavailableReason.NOT_RESPONDING, TIMED_OUT
             message = f"the NVIDIA driver does not answer: a call about {hung} has not returned"
         self._latest = NodeSample(
-            source=Source.NVML if unavailable is None and reading.visible is not None else Source.NONE,
+            source=Source.NVML if unavailable is None and gpus else Source.NONE,
             gpus=gpus,
             counters={uuid: state.counters for uuid, state in self._accumulators.items()},
             unavailable=unavailable,
