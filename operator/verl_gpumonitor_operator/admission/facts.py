@@ -78,7 +78,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     capacity: Amounts
-    """Allocatable, less what the DaemonSets that run there ask for."""
+    """Allocatable, less what stays there: DaemonSets, or, where the node's pods were read, those without GPUs."""
     allocatable: Amounts | None = None
     """All that its pods may take together; None where it does not matter."""
     free: Amounts | None = None

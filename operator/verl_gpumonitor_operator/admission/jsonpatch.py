@@ -5,7 +5,7 @@
 A patch that the API server cannot apply refuses the user's pod, so every patch is applied here before it leaves.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -39,14 +39,14 @@ def applied(document: Any, operations: Sequence[Operation]) -> Any:
 
 
 def _changed(document: Any, keys: Sequence[str], operation: Operation) -> Any:
-    if isinstance(document, Mapping):
+    if isinstance(document, dict):
         return _changed_object(document, keys, operation)
     if isinstance(document, list):
         return _changed_array(document, keys, operation)
     raise PatchError(f"{operation.path}: there is nothing that could have a member")
 
 
-def _changed_object(document: Mapping[str, Any], keys: Sequence[str], operation: Operation) -> dict[str, Any]:
+def _changed_object(document: dict[str, Any], keys: Sequence[str], operation: Operation) -> dict[str, Any]:
     key, *rest = keys
     if key not in document and (rest or operation.op != "add"):
         raise PatchError(f"{operation.path}: {key!r} is not there")

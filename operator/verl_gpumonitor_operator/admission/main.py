@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from prometheus_client import disable_created_metrics
+
 from verl_gpumonitor_operator.settings import Settings, SettingsError, load
 
 from . import kubeapi, logs
@@ -59,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM. Returns 2 for settings that cannot be used, 1 where no server can be started."""
     arguments = _arguments(argv)
     logs.configure()
+    # A timestamp series beside each counter would double what Prometheus stores, and nobody asks for it.
+    disable_created_metrics()  # type: ignore[no-untyped-call] # the package types all but this one
     try:
         asyncio.run(_serve(load(arguments.settings), _address(arguments), arguments))
     except SettingsError as error:

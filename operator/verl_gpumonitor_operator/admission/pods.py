@@ -44,7 +44,7 @@ class Family(StrEnum):
 
 def mapping(value: object) -> Json:
     """Return the value if it is a JSON object, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def listing(value: object) -> Sequence[Any]:
@@ -152,7 +152,7 @@ def container_requests(container: Json) -> Amounts:
 
 def has_pod_level_resources(pod: Json) -> bool:
     """Whether the pod as a whole has resources of its own (Kubernetes 1.34 and newer), which then decide its class."""
-    return isinstance(spec(pod).get("resources"), Mapping)
+    return isinstance(spec(pod).get("resources"), dict)
 
 
 @lru_cache(maxsize=64)

@@ -196,7 +196,14 @@ class Preflight:
             # Without it the capacity decides, which is known.
             return node
         allocatable = node.allocatable or node.capacity
-        return msgspec.structs.replace(node, free=objects.less(allocatable, objects.taken_on_node(running)))
+        # Whoever has no GPU is taken to stay; those that have one end some day and leave their room to this pod.
+        patterns = self._settings.injection.gpu_resources
+        staying = [one for one in running if not pods.gpus_requested({"spec": one.spec or {}}, patterns)]
+        return msgspec.structs.replace(
+            node,
+            capacity=objects.less(allocatable, objects.taken_on_node(staying)),
+            free=objects.less(allocatable, objects.taken_on_node(running)),
+        )
 
     async def _keep_warm(self) -> bool:
         await asyncio.gather(*(self._api.get_bytes("/version") for _ in range(WARM_CONNECTIONS)))

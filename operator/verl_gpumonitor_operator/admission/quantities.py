@@ -53,10 +53,9 @@ def parse(value: object) -> Amount | None:
 
 def parse_all(values: object) -> dict[str, Amount]:
     """Read a resource list. Entries that are no quantities are left out; whatever is no mapping is empty."""
-    if not isinstance(values, Mapping):
+    if not isinstance(values, dict):
         return {}
-    parsed = ((name, parse(value)) for name, value in values.items())
-    return {name: amount for name, amount in parsed if amount is not None and isinstance(name, str)}
+    return {name: amount for name, value in values.items() if (amount := parse(value)) is not None}
 
 
 def plus(one: Amounts, other: Amounts) -> dict[str, Amount]:
@@ -73,7 +72,8 @@ def total(lists: Iterable[Amounts]) -> dict[str, Amount]:
     """Sum of any number of resource lists."""
     result: dict[str, Amount] = {}
     for amounts in lists:
-        result = plus(result, amounts)
+        for name, amount in amounts.items():
+            result[name] = result.get(name, 0) + amount
     return result
 
 
