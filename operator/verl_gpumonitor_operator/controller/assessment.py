@@ -30,7 +30,7 @@ from verl_gpumonitor.model.vocabulary import Severity
 from verl_gpumonitor_operator.settings import Diagnosis, SettingsError
 
 from .status import Condition, GpuView
-from .telemetry import PARTIAL, Availability
+from .telemetry import OPTED_OUT, PARTIAL, Availability
 
 UNAVAILABLE: Final = "TelemetryUnavailable"
 PARTLY: Final = "TelemetryPartial"
@@ -230,10 +230,10 @@ def _resolve(reason: str) -> Transition:
 
 def _telemetry(states: FindingStates, available: Availability, now: float) -> FindingStates:
     known = available.status != "Unknown"
+    # Who opted out knows it.
+    missed = available.status == "False" and available.reason != OPTED_OUT
     return FindingStates(
-        unavailable=advance(
-            states.unavailable, t=now, holds=available.status == "False" if known else None, hold=TELEMETRY_HOLDS
-        ),
+        unavailable=advance(states.unavailable, t=now, holds=missed if known else None, hold=TELEMETRY_HOLDS),
         partial=advance(states.partial, t=now, holds=available.partial if known else None, hold=TELEMETRY_HOLDS),
     )
 

@@ -189,9 +189,17 @@ class EventRecorder:
     """Takes occurrences at once and writes them as it may. One task runs `run`."""
 
     def __init__(
-        self, client: KubeClient, *, instance: str, rate: float, burst: int, clock: Callable[[], float]
+        self,
+        client: KubeClient,
+        *,
+        instance: str,
+        rate: float,
+        burst: int,
+        clock: Callable[[], float],
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self._client = client
+        self._may_write = may_write
         self._instance = instance
         self._bucket = TokenBucket(rate=rate, burst=burst)
         self._clock = clock
@@ -221,6 +229,8 @@ class EventRecorder:
                 self._wake.clear()
                 await self._wake.wait()
             await asyncio.sleep(self._bucket.wait(self._clock()))
+            while not self._may_write():  # noqa: ASYNC110 - set by whoever renews the Lease, each few seconds
+                await asyncio.sleep(0.5)
             key, occurrence = self._queue.popitem(last=False)
             await self._write(key, occurrence)
 

@@ -87,14 +87,16 @@ class Lease:
         self._seen: Observation | None = None
         self._now: Callable[[], float] = asyncio.get_running_loop().time
         self.leading = False
-        """Whether this process holds the Lease."""
+        """Whether this process holds the Lease, as far as it knows."""
+        self.confirmed = False
+        """It was renewed a short time ago, so that nobody else can hold it. Without that, nothing is written."""
 
     async def acquire(self) -> None:
         """Return when the Lease is ours. Failures are waited out."""
         while True:
             try:
                 if await asyncio.wait_for(self._claim(), timeout=self._duration):
-                    self.leading = True
+                    self.leading = self.confirmed = True
                     logger.info("leading", extra={"lease": self._name, "holder": self._identity})
                     return
             except (KubeError, TimeoutError, msgspec.DecodeError) as error:
@@ -102,29 +104,31 @@ class Lease:
             await asyncio.sleep(min(2.0, self._duration / 5))
 
     async def hold(self) -> None:
-        """Renew until the Lease is lost, then return: the process must end, since another one may begin.
+        """Renew until somebody else holds the Lease, then return: the process must end.
 
-        Lost is: two thirds of the duration without one renewal. The last third is the margin for what is under way.
+        While the API server is away nobody can take the Lease, so that this goes on; but after two thirds of its
+        duration without a renewal it is no longer `confirmed`. The last third is the margin for what is under way.
         """
         renewed = self._now()
-        while self._now() - renewed < self._duration * 2 / 3:
+        while True:
             await asyncio.sleep(self._duration / 5)
-            left = self._duration * 2 / 3 - (self._now() - renewed)
             try:
-                if left > 0 and await asyncio.wait_for(self._claim(), timeout=left):
-                    renewed = self._now()
-                elif left > 0:
+                if not await asyncio.wait_for(self._claim(), timeout=self._duration / 2):
                     break
+                renewed = self._now()
+                self.confirmed = True
             except (KubeError, TimeoutError, msgspec.DecodeError) as error:
-                logger.warning("lease was not renewed, trying again", extra={"error": str(error)})
-        self.leading = False
+                if self.confirmed:
+                    logger.warning("lease was not renewed, trying again", extra={"error": str(error)})
+            self.confirmed = self._now() - renewed < self._duration * 2 / 3
+        self.leading = self.confirmed = False
         logger.error("lease is lost", extra={"lease": self._name})
 
     async def release(self) -> None:
         """Give the Lease back, so that a successor need not wait. Failures do not matter: it expires."""
         if not self.leading:
             return
-        self.leading = False
+        self.leading = self.confirmed = False
         try:
             found = _decoder.decode(await self._client.get(self._path))
             if found.spec.holder_identity == self._identity:

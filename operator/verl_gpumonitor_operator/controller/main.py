@@ -40,6 +40,8 @@ from .ingest import IngestMetrics, ReportService
 from .jobs import GpuResources, JobKind
 from .lease import Lease
 from .metrics import ControllerCollector, Parts
+from .namespaces import Namespaces
+from .namespaces import reflector as namespace_reflector
 from .pod_images import PodImages
 from .pods import reflectors
 from .reconciler import Reconciler
@@ -99,17 +101,23 @@ class Controller:
         )
         self.workloads = Workloads()
         self.writer = StatusWriter(
-            client, writes_per_second=settings.controller.status_writes_per_second, clock=time.monotonic
+            client,
+            writes_per_second=settings.controller.status_writes_per_second,
+            may_write=lambda: self.lease.confirmed,
+            clock=time.monotonic,
         )
         self.recorder = EventRecorder(
             client,
             instance=self._options.instance,
             rate=settings.controller.events_per_second,
             burst=settings.controller.events_burst,
+            may_write=lambda: self.lease.confirmed,
             clock=time.monotonic,
         )
+        self.namespaces = Namespaces()
         self.reconciler = Reconciler(
             workloads=self.workloads,
+            namespaces=self.namespaces,
             writer=self.writer,
             recorder=self.recorder,
             settings=settings,
@@ -234,6 +242,7 @@ class Controller:
         """Do the work of the holder of the Lease. Returns when the Lease is lost, or raises what ended a part."""
         async with asyncio.TaskGroup() as group:
             self._spawn(group, "certificates", self.certificates.run())
+            self._spawn(group, "namespaces", namespace_reflector(self._client, self.namespaces).run())
             for number, reflector in enumerate(self._reflectors):
                 self._spawn(group, f"pods-{number}", reflector.run())
             self._spawn(group, "status", self.writer.run())

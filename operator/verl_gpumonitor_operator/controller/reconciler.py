@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from verl_gpumonitor.diagnosis import DiagnosisLimits
 from verl_gpumonitor.model.vocabulary import Phase, Severity
-from verl_gpumonitor_operator.settings import Settings
+from verl_gpumonitor_operator.settings import InjectionMode, Settings
 
 from . import ledger, monitors
 from .assessment import Assessment, FindingStates, assess, states_of
@@ -24,6 +24,7 @@ from .events import EventRecorder, ObjectRef, Occurrence
 from .jobs import KINDS, GpuResources, JobKind, JobSeen, timestamp
 from .jobs import from_object as job_from_object
 from .monitors import MonitorSeen
+from .namespaces import DISABLED, ENABLED, Namespaces
 from .ports import PodRecord
 from .status import GpuView, Picture, Status, Urgency, previous_run, render, urgency
 from .telemetry import Availability, Patience, PodSummary, Seen, Telemetry, availability, judge
@@ -39,6 +40,7 @@ RETENTION_CHECK_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 10.0
 """After a write that failed."""
 REMEMBER_SECONDS: Final = 10.0
+ALWAYS_EXCLUDED: Final = ("kube-system", "kube-public", "kube-node-lease")
 TERMINAL: Final = (Phase.SUCCEEDED.value, Phase.FAILED.value, Phase.STOPPED.value)
 UNSUPPORTED: Final = (
     "TrainJobs are not supported yet: their pods get no sidecar. Use a PyTorchJob or a RayJob to have GPUs monitored."
@@ -85,6 +87,7 @@ class Reconciler:
         self,
         *,
         workloads: Workloads,
+        namespaces: Namespaces,
         writer: StatusWriter,
         recorder: EventRecorder,
         settings: Settings,
@@ -92,6 +95,7 @@ class Reconciler:
         clock: Callable[[], float],
     ) -> None:
         self._workloads = workloads
+        self._namespaces = namespaces
         self._writer = writer
         self._recorder = recorder
         self._settings = settings
@@ -332,10 +336,15 @@ class Reconciler:
         self._start(self._create(workload.job, entry))
 
     def _wanted(self, workload: Workload) -> bool:
-        """A workload without GPUs gets no GPUMonitor, unless a person makes one."""
-        if workload.job.gpus_requested:
-            return True
-        return any(track.record.gpus_requested > 0 for track in workload.pods())
+        """Whether a workload gets a GPUMonitor without anybody's making one: it has GPUs, and is to be monitored."""
+        namespace = workload.job.namespace
+        if namespace in ALWAYS_EXCLUDED or namespace in self._settings.injection.excluded_namespaces:
+            return False
+        tracks = list(workload.pods())
+        if self._settings.injection.mode is InjectionMode.OPT_IN and self._namespaces.inject(namespace) != ENABLED:
+            # Somebody chose this job, or the webhook had a reason not to follow that choice.
+            return any(track.record.injected is not None or track.record.skip_reason for track in tracks)
+        return bool(workload.job.gpus_requested) or any(track.record.gpus_requested > 0 for track in tracks)
 
     async def _create(self, job: JobSeen, entry: Entry) -> None:
         name = monitors.name_for(kind=job.kind, name=job.name, taken=self._monitors.get(job.namespace, {}))
@@ -429,6 +438,7 @@ class Reconciler:
             now=now,
             listening_since=self._listening_since,
             patience=self._patience,
+            opted_out=self._namespaces.inject(track.record.namespace) == DISABLED,
         )
         return PodSummary(
             name=track.record.name,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from verl_gpumonitor.model import wiring
 from verl_gpumonitor.model.report import GpuReport, Report
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source, UnavailableReason
 
@@ -100,27 +101,37 @@ NOT_INJECTED_MESSAGE: Final = (
     "The pod has no sidecar: the webhook did not answer when it was created. It runs as it would without GPUMonitor; "
     "only a new pod can be monitored."
 )
+OPTED_OUT: Final = "OptedOut"
 
 
 def judge(
-    pod: PodRecord, telemetry: Telemetry | None, *, now: float, listening_since: float, patience: Patience
+    pod: PodRecord,
+    telemetry: Telemetry | None,
+    *,
+    now: float,
+    listening_since: float,
+    patience: Patience,
+    opted_out: bool = False,
 ) -> Verdict:
     """Say how well a pod is seen.
 
     `now` and `listening_since` are Unix seconds; the latter is when this controller began to take reports, because
-    silence before that is its own.
+    silence before that is its own. `opted_out`: the namespace is, so that the webhook was not even asked.
     """
     if not pod.live or pod.deleting:
         return DONE
     if pod.injected is None:
-        return not_injected(pod.skip_reason)
+        return not_injected(pod.skip_reason, opted_out=opted_out)
     if telemetry is not None and now - telemetry.received_at <= patience.silence_seconds:
         return _of_report(pod, telemetry)
     return _silent(pod, telemetry, silent_for=_silence(pod, telemetry, now, listening_since), patience=patience)
 
 
-def not_injected(skip_reason: str | None) -> Verdict:
+def not_injected(skip_reason: str | None, *, opted_out: bool = False) -> Verdict:
     """Verdict on a pod without sidecar. `skip_reason`: the webhook's annotation, `Reason: sentence`."""
+    if not skip_reason and opted_out:
+        message = f"The namespace has the label {wiring.INJECT}: disabled."
+        return Verdict(seen=Seen.UNMONITORED, reason=OPTED_OUT, message=message)
     if not skip_reason:
         return Verdict(seen=Seen.UNMONITORED, reason=UnavailableReason.NOT_INJECTED.value, message=NOT_INJECTED_MESSAGE)
     reason, _, sentence = skip_reason.partition(":")

@@ -93,8 +93,16 @@ class _Answer(msgspec.Struct, frozen=True):
 class StatusWriter:
     """Queue of status writes, and the two other verbs. Run `run` as a task."""
 
-    def __init__(self, client: KubeClient, *, writes_per_second: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        writes_per_second: float,
+        clock: Callable[[], float],
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._client = client
+        self._may_write = may_write
         self._clock = clock
         self._bucket = TokenBucket(rate=writes_per_second, burst=max(1.0, writes_per_second))
         self._queues: dict[Urgency, OrderedDict[tuple[str, str], StatusWrite]] = {
@@ -148,6 +156,8 @@ class StatusWriter:
         patch = merge_patch(write.before, write.status)
         if not patch:
             return Outcome.UNCHANGED
+        if not self._may_write():
+            return Outcome.FAILED
         path = object_path(monitors.API_VERSION, monitors.PLURAL, namespace=write.namespace, name=write.name)
         try:
             answer = await self._client.merge_patch(f"{path}/status", {"status": patch})
@@ -179,6 +189,8 @@ class StatusWriter:
         namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
         path = object_path(monitors.API_VERSION, monitors.PLURAL, namespace=namespace)
         await asyncio.sleep(self._bucket.wait(self._clock()))
+        if not self._may_write():
+            return None
         try:
             try:
                 created = await self._client.post(path, body)
@@ -194,7 +206,7 @@ class StatusWriter:
 
     async def delete(self, monitor: MonitorSeen) -> bool:
         """Delete just this GPUMonitor, which must be one of ours. True when it is gone. Never raises."""
-        if not monitor.managed:
+        if not monitor.managed or not self._may_write():
             return False
         path = object_path(monitors.API_VERSION, monitors.PLURAL, namespace=monitor.namespace, name=monitor.name)
         try:

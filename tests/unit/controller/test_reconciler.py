@@ -8,19 +8,23 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import msgspec
+import pytest
+
 from tests.unit.controller.builders import GIB, gpu, gpu_template, identity, metadata, owner_of, pod, report
 from tests.unit.controller.fakeapi import FakeApi
 from verl_gpumonitor.diagnosis import DiagnosisLimits
 from verl_gpumonitor.model.vocabulary import Severity
 from verl_gpumonitor_operator.controller.events import EventRecorder
 from verl_gpumonitor_operator.controller.jobs import JobKind, timestamp
+from verl_gpumonitor_operator.controller.namespaces import Namespaces, NamespaceSeen
 from verl_gpumonitor_operator.controller.ports import PodRecord
 from verl_gpumonitor_operator.controller.reconciler import Reconciler
 from verl_gpumonitor_operator.controller.workloads import Workloads
 from verl_gpumonitor_operator.controller.writer import StatusWriter
 from verl_gpumonitor_operator.kube.client import KubeClient
 from verl_gpumonitor_operator.kube.errors import ForbiddenError, ServerFaultError
-from verl_gpumonitor_operator.settings import Images, Settings
+from verl_gpumonitor_operator.settings import Images, Injection, InjectionMode, Settings
 
 OPERATOR = Settings(release="gpumonitor", namespace="gpumonitor-system", images=Images(sidecar="s:1", operator="o:1"))
 SFT = owner_of(JobKind.PYTORCH_JOB, "sft")
@@ -29,7 +33,7 @@ SFT = owner_of(JobKind.PYTORCH_JOB, "sft")
 class Life:
     """One life of a controller."""
 
-    def __init__(self, api: FakeApi, start: float) -> None:
+    def __init__(self, api: FakeApi, start: float, settings: Settings) -> None:
         self.api = api
         self.now = start
         loop = asyncio.get_running_loop()
@@ -37,11 +41,13 @@ class Life:
         self.workloads = Workloads()
         self.writer = StatusWriter(client, writes_per_second=1e6, clock=loop.time)
         self.recorder = EventRecorder(client, instance="pod", rate=1e6, burst=10_000, clock=loop.time)
+        self.namespaces = Namespaces()
         self.reconciler = Reconciler(
             workloads=self.workloads,
+            namespaces=self.namespaces,
             writer=self.writer,
             recorder=self.recorder,
-            settings=OPERATOR,
+            settings=settings,
             limits=DiagnosisLimits(),
             clock=lambda: self.now,
         )
@@ -126,8 +132,10 @@ class Life:
 
 
 @asynccontextmanager
-async def living(api: FakeApi | None = None, start: float = 2000.0) -> AsyncIterator[Life]:
-    life = Life(api or FakeApi(), start)
+async def living(
+    api: FakeApi | None = None, start: float = 2000.0, settings: Settings = OPERATOR
+) -> AsyncIterator[Life]:
+    life = Life(api or FakeApi(), start, settings)
     life.begin()
     try:
         yield life
@@ -465,3 +473,44 @@ async def test_a_train_job_says_that_it_is_not_supported() -> None:
         assert life.status["gpus"]["text"] == "0/16"
         assert life.condition("TelemetryAvailable") == ("False", "NotInjected")
         assert "not supported" in life.status["dataQuality"]["message"]
+
+
+async def test_an_opted_out_namespace_is_named_as_the_reason_and_makes_no_event() -> None:
+    async with living() as life:
+        life.namespaces.seen(NamespaceSeen(name="train", inject="disabled"))
+        life.job()
+        life.pod(injected=None)
+        await life.run(90)
+        assert life.condition("TelemetryAvailable") == ("False", "OptedOut")
+        assert (
+            life.status["unmonitoredPods"][0]["message"]
+            == "The namespace has the label gpumonitor.dev/inject: disabled."
+        )
+        assert life.events == []
+
+
+@pytest.mark.parametrize(
+    ("inject", "injected", "monitors"),
+    [
+        pytest.param(None, None, set(), id="not chosen"),
+        pytest.param(None, "1", {"sft"}, id="the pod was chosen"),
+        pytest.param("enabled", None, {"sft"}, id="the namespace was chosen"),
+    ],
+)
+async def test_opt_in(inject: str | None, injected: str | None, monitors: set[str]) -> None:
+    opt_in = msgspec.structs.replace(OPERATOR, injection=Injection(mode=InjectionMode.OPT_IN))
+    async with living(settings=opt_in) as life:
+        life.namespaces.seen(NamespaceSeen(name="train", inject=inject))
+        life.job()
+        life.pod(injected=injected)
+        await life.run(5)
+        assert set(life.api.of("gpumonitors")) == monitors
+
+
+async def test_an_excluded_namespace_gets_no_monitors() -> None:
+    excluded = msgspec.structs.replace(OPERATOR, injection=Injection(excluded_namespaces=("train",)))
+    async with living(settings=excluded) as life:
+        life.job()
+        life.pod(injected=None)
+        await life.run(5)
+        assert life.api.of("gpumonitors") == {}
