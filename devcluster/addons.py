@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is installed into the running cluster: its name service, KubeRay, the training-operator, kwok."""
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 from devcluster import build, images, kube
 from devcluster.errors import ClusterError
-from devcluster.layout import DNS_SERVICE_IP, Layout
+from devcluster.layout import DNS_SERVICE_IP, MARK_NAME, MARK_NAMESPACE, Layout
 
 Documents = list[dict[str, Any]]
 _INIT_CONTAINER_FILE = "/etc/training-operator/init-container.yaml"
@@ -113,6 +115,25 @@ def named(name: str) -> Addon:
     raise ClusterError(f"There is no add-on «{name}».", f"The add-ons: {', '.join(addon.name for addon in OPTIONAL)}")
 
 
+def ensure(layout: Layout, addon: Addon) -> str:
+    """Install an add-on unless the present version of it is there; return what was found or done."""
+    if _applied_key(layout, addon) == key(layout, addon) and _is_there(layout, addon):
+        kube.wait_available(layout, *addon.deployment)
+        return "there already"
+    apply(layout, addon)
+    return "available"
+
+
+def key(layout: Layout, addon: Addon) -> str:
+    """Return a hash of all that decides what an add-on's objects are."""
+    parts = [build.key(addon.tool, package=layout.package), images.key(layout, addon.image)]
+    sources = [layout.package / "addons.py", *sorted((layout.package / "manifests").iterdir())]
+    digest = hashlib.sha256("".join(parts).encode())
+    for source in sources:
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 def apply(layout: Layout, addon: Addon) -> None:
     """Install an add-on and wait until it is available. Its program must be built."""
     for image in (addon.image, *addon.extra_images):
@@ -123,8 +144,8 @@ def apply(layout: Layout, addon: Addon) -> None:
         kube.apply(layout, definitions)
         _wait_established(layout, definitions)
     kube.apply(layout, namespaces_first(addon.objects(layout)))
-    namespace, deployment = addon.deployment
-    kube.wait_available(layout, namespace, deployment)
+    kube.wait_available(layout, *addon.deployment)
+    _note_applied(layout, addon, key(layout, addon))
 
 
 def delete(layout: Layout, addon: Addon) -> None:
@@ -132,6 +153,7 @@ def delete(layout: Layout, addon: Addon) -> None:
 
     Its operator goes last: it must still take its finalizers off those objects.
     """
+    _note_applied(layout, addon, "")
     kube.delete(layout, addon.definitions(layout))
     kube.delete(layout, addon.objects(layout))
 
@@ -139,6 +161,31 @@ def delete(layout: Layout, addon: Addon) -> None:
 def namespaces_first(documents: Iterable[dict[str, Any]]) -> Documents:
     """Return the objects in an order in which each can be made."""
     return sorted(documents, key=lambda document: document["kind"] != "Namespace")
+
+
+def _is_there(layout: Layout, addon: Addon) -> bool:
+    """Tell whether the deployment and all CRDs exist. Reading the CRDs' names is cheap, applying them is not."""
+    namespace, deployment = addon.deployment
+    try:
+        kube.kubectl(layout, "get", "deployment", deployment, f"--namespace={namespace}", "-oname")
+        found = kube.kubectl(layout, "get", "customresourcedefinitions", "-oname").split()
+    except ClusterError:
+        return False
+    wanted = {definition["metadata"]["name"] for definition in addon.definitions(layout)}
+    return wanted <= {name.partition("/")[2] for name in found}
+
+
+def _applied_key(layout: Layout, addon: Addon) -> str:
+    """Return the key under which an add-on was applied last; empty if it was not."""
+    mark = ("get", "configmap", MARK_NAME, f"--namespace={MARK_NAMESPACE}", "-ojson")
+    data: dict[str, str] = json.loads(kube.kubectl(layout, *mark)).get("data", {})
+    return data.get(addon.name, "")
+
+
+def _note_applied(layout: Layout, addon: Addon, applied: str) -> None:
+    patch = json.dumps({"data": {addon.name: applied}})
+    mark = ("patch", "configmap", MARK_NAME, f"--namespace={MARK_NAMESPACE}", "--type=merge", f"--patch={patch}")
+    kube.kubectl(layout, *mark)
 
 
 def _wait_established(layout: Layout, definitions: Documents) -> None:

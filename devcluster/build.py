@@ -193,7 +193,7 @@ def _compile(layout: Layout, tool: Tool, target: Path) -> None:
     source = layout.package / tool.folder
     log = layout.build_logs / f"{tool.name}.log"
     compiler = go(layout)
-    env = {"GOFLAGS": "-mod=readonly", "GOWORK": "off", **_home()}
+    env = _go_environment(layout)
     together = [package for program, package in tool.programs.items() if Path(package).name == program]
     command = [compiler, "build", "-ldflags", tool.ldflags]
     if together:
@@ -207,9 +207,11 @@ def _compile(layout: Layout, tool: Tool, target: Path) -> None:
         _make_writable(target / name)
 
 
-def _home() -> dict[str, str]:
-    """Go needs a home for its caches; a service may have none."""
-    return {} if os.environ.get("HOME") else {"HOME": "/root"}
+def _go_environment(layout: Layout) -> dict[str, str]:
+    """Go's own caches (gigabytes) lie in ours, unless a person has said where, so that they go with it."""
+    folders = {"GOCACHE": layout.cache / "go" / "build", "GOMODCACHE": layout.cache / "go" / "modules"}
+    caches = {name: os.environ.get(name) or str(path) for name, path in folders.items()}
+    return {"GOFLAGS": "-mod=readonly", "GOWORK": "off", "HOME": os.environ.get("HOME") or "/root", **caches}
 
 
 def _make_writable(top: Path) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 from pathlib import Path
 
-from devcluster import cgroups, components, mounts, network
+from devcluster import cgroups, components, images, mounts, network
 from devcluster.layout import KUBELET_FIXED, Layout
 from devcluster.process import Processes, kill_all, marked
 
@@ -25,8 +25,9 @@ def remove_everything(layout: Layout) -> None:
         (layout.state / _UNFINISHED).touch()
     stop_processes(layout)
     _remove_shim_sockets(layout)
-    for folder in (layout.run, layout.state, layout.cache):
+    for folder in (layout.run, layout.state):
         mounts.unmount_below(folder)
+    images.tidy_up_killed_builds(layout)
     network.down(layout)
     _remove_fixed_paths(layout)
     mounts.remove_tree(layout.run)

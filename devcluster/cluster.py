@@ -131,8 +131,8 @@ def _parts(layout: Layout, wanted: list[addons.Addon]) -> list[Part]:
         Part(title="control plane and node", do=lambda: _start(layout), seconds=20),
         Part(title="images into containerd", do=lambda: _load(layout, recipes), seconds=45),
         Part(title="node ready, GPUs offered", do=lambda: _await_node(layout), seconds=15),
-        Part(title="name service", do=lambda: _apply(layout, addons.COREDNS), seconds=10),
-        *(Part(title=addon.name, do=_applied(layout, addon), seconds=20) for addon in wanted),
+        Part(title="name service", do=_ensured(layout, addons.COREDNS), seconds=10),
+        *(Part(title=addon.name, do=_ensured(layout, addon), seconds=20) for addon in wanted),
     ]
 
 
@@ -190,13 +190,8 @@ def _logs(component: str) -> str:
     return f"See: python -m devcluster logs {component}"
 
 
-def _apply(layout: Layout, addon: addons.Addon) -> str:
-    addons.apply(layout, addon)
-    return "available"
-
-
-def _applied(layout: Layout, addon: addons.Addon) -> Callable[[], str]:
-    return lambda: _apply(layout, addon)
+def _ensured(layout: Layout, addon: addons.Addon) -> Callable[[], str]:
+    return lambda: addons.ensure(layout, addon)
 
 
 def _processes(layout: Layout) -> Processes:

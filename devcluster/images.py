@@ -6,6 +6,7 @@ Each image has a key, a hash of all that goes into it. Its tarball is kept under
 knows it by its plain tag and by a second one that is the key, which tells whether the right one is loaded.
 """
 
+import contextlib
 import hashlib
 import shutil
 import tempfile
@@ -18,7 +19,7 @@ from devcluster.command import output, run, succeeds
 from devcluster.errors import ClusterError
 from devcluster.layout import IMAGE_PREFIX, Layout
 from devcluster.lock import held
-from devcluster.mounts import remove_tree
+from devcluster.mounts import remove_tree, unmount_below
 
 PACKAGES = ("ca-certificates", "python3")
 """In every image, beside what the distribution calls essential."""
@@ -206,6 +207,14 @@ def key(layout: Layout, recipe: Recipe) -> str:
     return digest.hexdigest()[:12]
 
 
+def tidy_up_killed_builds(layout: Layout) -> None:
+    """Unmount what killed image builds left mounted; nothing is done while one is running."""
+    with contextlib.suppress(ClusterError), held(layout.build_lock, wait=False):
+        unmount_below(layout.build_storage)
+        unmount_below(layout.cache / "images")
+        remove_tree(layout.build_run)
+
+
 def tarball(layout: Layout, recipe: Recipe) -> Path:
     """Return where the image's archive is kept."""
     return layout.cache / "images" / recipe.name / f"{key(layout, recipe)}.tar"
@@ -213,7 +222,8 @@ def tarball(layout: Layout, recipe: Recipe) -> Path:
 
 def ensure_built(layout: Layout, recipe: Recipe) -> bool:
     """Make the image's archive unless it is there; return whether it was made."""
-    with held(layout.cache / "locks" / f"image-{recipe.name}.lock", wait=True):
+    own_lock = layout.cache / "locks" / f"image-{recipe.name}.lock"
+    with held(layout.build_lock, wait=True, shared=True), held(own_lock, wait=True):
         archive = tarball(layout, recipe)
         if archive.exists():
             return False
@@ -239,9 +249,14 @@ def ensure_loaded(layout: Layout, recipe: Recipe) -> bool:
 
 def build_target(layout: Layout, *, target: str, reference: str) -> None:
     """Build one target of the project's own Dockerfile on our base, and make it known to Kubernetes."""
-    for recipe in (BASE, BASE_BUILD):
-        ensure_built(layout, recipe)
-        _ensure_in_storage(layout, recipe)
+    with held(layout.build_lock, wait=True, shared=True):
+        for recipe in (BASE, BASE_BUILD):
+            _ensure_in_storage(layout, recipe)
+        _build_dockerfile(layout, target=target, reference=reference)
+        load_reference(layout, reference)
+
+
+def _build_dockerfile(layout: Layout, *, target: str, reference: str) -> None:
     log = layout.build_logs / f"image-{target}.log"
     arguments = {
         "BASE_IMAGE": _keyed_reference(layout, BASE),
@@ -250,7 +265,6 @@ def build_target(layout: Layout, *, target: str, reference: str) -> None:
     options = ["--layers", "--target", target, *_build_arguments(arguments), "--tag", reference]
     dockerfile = layout.repository / "Dockerfile"
     run([*_buildah(layout), "bud", *_BUD, *_host_mounts(), *options, "-f", dockerfile, layout.repository], log=log)
-    load_reference(layout, reference)
 
 
 def load_reference(layout: Layout, reference: str) -> list[str]:
@@ -330,5 +344,5 @@ def _host_mounts() -> list[str]:
 
 
 def _buildah(layout: Layout) -> list[str | Path]:
-    storage = layout.cache / "buildah"
-    return ["buildah", "--root", storage, "--runroot", layout.run / "buildah", "--storage-driver", "overlay"]
+    folders: list[str | Path] = ["--root", layout.build_storage, "--runroot", layout.build_run]
+    return ["buildah", *folders, "--storage-driver", "overlay"]

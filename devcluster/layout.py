@@ -82,6 +82,21 @@ class Layout:
         return self.run / "containerd" / "containerd.sock"
 
     @property
+    def build_storage(self) -> Path:
+        """The image builder's storage."""
+        return self.cache / "buildah"
+
+    @property
+    def build_run(self) -> Path:
+        """What the image builder keeps while it runs. Not in `run`, which may go while an image is being built."""
+        return Path("/run/gpumonitor-devcluster-build")
+
+    @property
+    def build_lock(self) -> Path:
+        """Held by each image build (shared), and alone by who tidies up after killed ones."""
+        return self.cache / "locks" / "images.lock"
+
+    @property
     def nvml(self) -> Path:
         """The simulated NVML library, and `state.d/state`, which its users map."""
         return self.state / "nvml"

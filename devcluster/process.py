@@ -106,12 +106,13 @@ class Processes:
         if self.running(spec.name) is not None:
             return False
         self._kill_strays(spec)
+        self._reap()
         environment = {**os.environ, **spec.environment, MARK: spec.name}
         with appended(self.log(spec.name)) as stream:
             stream.write(f"\n--- {time.strftime('%Y-%m-%d %H:%M:%S')} $ {' '.join(spec.argv)}\n".encode())
             stream.flush()
             child = self._spawn(spec, environment, stream.fileno())
-        self._children.append(child)  # kept, so that a child that dies early is reaped and not mistaken for running
+        self._children.append(child)
         who = identity(child.pid)
         if who is None:
             raise ClusterError(f"{spec.name} ended at once", f"See {self.log(spec.name)}")
@@ -127,8 +128,13 @@ class Processes:
                 _signal(who, signal.SIGKILL)
                 _ended(who, wait_seconds=10)
         self._kill_strays(spec)
+        self._reap()
         self._pid_file(spec.name).unlink(missing_ok=True)
         return who is not None
+
+    def _reap(self) -> None:
+        """Forget the children that ended, which lets the kernel forget them too."""
+        self._children = [child for child in self._children if child.poll() is None]
 
     def _pid_file(self, name: str) -> Path:
         return self._run / f"{name}.pid"

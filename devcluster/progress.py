@@ -58,7 +58,8 @@ class Progress:
         estimate = f" … {about(estimate_seconds)}" if estimate_seconds is not None else " …"
         part, begun, stop = Part(), time.monotonic(), threading.Event()
         ticker = threading.Thread(target=self._tick, args=(head + estimate, begun, stop), daemon=True)
-        self._show(head + estimate, final=not self._terminal)
+        if self._terminal or estimate_seconds is not None:  # without a terminal, one line is enough for what is done
+            self._show(head + estimate, final=not self._terminal)
         ticker.start()
         ending = "failed"
         try:
