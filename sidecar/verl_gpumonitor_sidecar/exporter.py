@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.openmetrics.exposition import ALLOWUTF8, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from verl_gpumonitor.model.samples import GpuSample, HostSample, ReadingHealth
@@ -389,7 +389,8 @@ class Page:
 
     def _render(self) -> bytes:
         try:
-            return plain_text(generate_latest(self._registry))  # type: ignore[no-untyped-call]
+            # Our names need no escaping; that setting spares the renderer a look at each of their characters.
+            return plain_text(generate_latest(self._registry, ALLOWUTF8))  # type: ignore[no-untyped-call]
         except Exception as error:  # noqa: BLE001 - a scrape that fails would hide every value there is
             name = type(error).__name__
             return (
