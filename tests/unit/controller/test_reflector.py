@@ -1,0 +1,174 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""A mirror of a list: chunks, watches, bookmarks, expired versions, and deletions that nobody told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from verl_gpumonitor_operator.kube import reflector as module
+from verl_gpumonitor_operator.kube.client import KubeClient
+from verl_gpumonitor_operator.kube.errors import ExpiredError, KubeError, UnreachableError
+from verl_gpumonitor_operator.kube.reflector import Decoded, Reflector
+
+
+class Meta(msgspec.Struct):
+    uid: str
+    resourceVersion: str = ""  # noqa: N815 - as the API server writes it
+
+
+class Item(msgspec.Struct):
+    metadata: Meta
+
+
+def item(uid: str, version: str = "1") -> dict[str, Any]:
+    return {"metadata": {"uid": uid, "resourceVersion": version}}
+
+
+def event(kind: str, body: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode({"type": kind, "object": body})
+
+
+class Script:
+    """A server that answers lists and watches in the order of a script, and then hangs."""
+
+    def __init__(self, lists: list[Any], watches: list[list[bytes | KubeError]]) -> None:
+        self.lists = lists
+        self.watches = watches
+        self.queries: list[Mapping[str, Any]] = []
+        self.done = asyncio.Event()
+
+    async def get(self, _path: str, query: Mapping[str, Any]) -> bytes:
+        self.queries.append(query)
+        if not self.lists:
+            self.done.set()
+            await asyncio.Event().wait()
+        answer = self.lists.pop(0)
+        if isinstance(answer, KubeError):
+            raise answer
+        return msgspec.json.encode(answer)
+
+    @asynccontextmanager
+    async def stream(self, _path: str, query: Mapping[str, Any], **_: Any) -> AsyncIterator[AsyncIterator[bytes]]:
+        self.queries.append(query)
+        yield self._lines(self.watches.pop(0) if self.watches else None)
+
+    async def _lines(self, lines: list[bytes | KubeError] | None) -> AsyncIterator[bytes]:
+        if lines is None:
+            self.done.set()
+            await asyncio.Event().wait()
+        for line in lines or ():
+            if isinstance(line, KubeError):
+                raise line
+            yield line
+
+
+class Mirror:
+    def __init__(self) -> None:
+        self.held: set[str] = set()
+        self.told: list[str] = []
+
+    def seen(self, item: str) -> None:
+        self.held.add(item)
+        self.told.append(f"+{item}")
+
+    def gone(self, item: str) -> None:
+        self.held.discard(item)
+        self.told.append(f"-{item}")
+
+
+def listed(*uids: str, version: str = "10", more: str = "") -> dict[str, Any]:
+    return {"metadata": {"resourceVersion": version, "continue": more}, "items": [item(uid) for uid in uids]}
+
+
+def decode(raw: msgspec.Raw) -> Decoded[str]:
+    meta = msgspec.json.decode(raw, type=Item).metadata
+    return Decoded(uid=meta.uid, resource_version=meta.resourceVersion, item=meta.uid)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHORTEST_WATCH_SECONDS", 0.0)
+    real = asyncio.sleep
+
+    async def quick(_: float) -> None:
+        await real(0)
+
+    monkeypatch.setattr(asyncio, "sleep", quick)
+
+
+async def played(script: Script) -> tuple[Mirror, Reflector[str]]:
+    mirror = Mirror()
+    reflector = Reflector(
+        client=cast(KubeClient, script), path="/x", query={"labelSelector": "a"}, decode=decode, mirror=mirror
+    )
+    task = asyncio.create_task(reflector.run())
+    await asyncio.wait_for(script.done.wait(), timeout=5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return mirror, reflector
+
+
+async def test_chunks_make_one_list() -> None:
+    script = Script([listed("a", "b", more="next"), listed("c")], [])
+    mirror, reflector = await played(script)
+    assert mirror.held == {"a", "b", "c"}
+    assert reflector.state.synced
+    assert [query.get("continue") for query in script.queries[:2]] == [None, "next"]
+
+
+async def test_events_are_followed_and_the_watch_goes_on_from_the_last_version() -> None:
+    first = [
+        event("ADDED", item("b", "11")),
+        event("DELETED", item("a", "12")),
+        event("BOOKMARK", {"metadata": {"resourceVersion": "20"}}),
+    ]
+    script = Script([listed("a")], [cast(list[bytes | KubeError], first)])
+    mirror, _ = await played(script)
+    assert mirror.held == {"b"}
+    versions = [query["resourceVersion"] for query in script.queries if query.get("watch")]
+    assert versions == ["10", "20"]
+    assert all(query["labelSelector"] == "a" for query in script.queries)
+
+
+async def test_what_was_deleted_while_the_watch_was_away_is_noticed() -> None:
+    script = Script([listed("a", "b", "c"), listed("b")], [[UnreachableError("reset")]])
+    mirror, reflector = await played(script)
+    assert mirror.held == {"b"}
+    assert sorted(mirror.told[-2:]) == ["-a", "-c"] or set(mirror.told) >= {"-a", "-c"}
+    assert reflector.state.failures == 1
+
+
+@pytest.mark.parametrize(
+    "expired",
+    [
+        pytest.param(ExpiredError("too old", status=410), id="as an HTTP status"),
+        pytest.param(event("ERROR", {"code": 410, "reason": "Expired", "message": "too old"}), id="as an event"),
+    ],
+)
+async def test_an_expired_version_lists_again(expired: Any) -> None:
+    mirror, reflector = await played(Script([listed("a"), listed("a", "b")], [[expired]]))
+    assert mirror.held == {"a", "b"}
+    assert reflector.state.failures == 0
+
+
+async def test_a_server_that_is_away_at_first_is_waited_for() -> None:
+    mirror, reflector = await played(Script([UnreachableError("x"), UnreachableError("x"), listed("a")], []))
+    assert mirror.held == {"a"}
+    assert reflector.state.failures == 2
+
+
+async def test_an_object_that_cannot_be_read_is_left_out() -> None:
+    script = Script([listed("a")], [[event("ADDED", {"metadata": 7}), event("ADDED", item("b", "11"))]])
+    mirror, _ = await played(script)
+    assert mirror.held == {"a", "b"}
+
+
+async def test_a_broken_line_lists_again() -> None:
+    mirror, reflector = await played(Script([listed("a"), listed("a")], [[b"{not json"]]))
+    assert mirror.held == {"a"}
+    assert reflector.state.failures == 1
