@@ -49,10 +49,11 @@ def default_refusal(pod: Json, container: Json, limits: Sequence[LimitRangeItem]
 
 def limit_range_refusal(pod: Json, container: Json, limits: Sequence[LimitRangeItem]) -> str | None:
     """Check the sidecar against the LimitRanges' Container items, and the pod that has it against their Pod items."""
-    own = with_defaults(container, limits)
     for item in limits:
         if item.type == "Container":
-            refusal = _outside(item, "each container", *own)
+            refusal = _outside(
+                item, "each container", pods.container_requests(container), pods.container_limits(container)
+            )
         elif item.type == "Pod":
             refusal = _outside(item, "each pod", pods.total_requests(pod), pods.total_limits(pod))
         else:

@@ -16,7 +16,7 @@ from verl_gpumonitor.model import wiring
 from verl_gpumonitor_operator import settings as operator_settings
 
 from . import constraints, jsonpatch, pods, sidecar
-from .facts import NATIVE_SIDECARS_SINCE, Cluster, Namespace
+from .facts import NATIVE_SIDECARS_SINCE, Cluster, LimitRangeItem, Namespace
 from .jsonpatch import Operation, pointer
 from .pods import Family, Json
 from .sidecar import Resources
@@ -264,27 +264,38 @@ def _damaged(pod: Json, patched: Json) -> Skip | None:
 
 
 def _refused(pod: Json, patched: Json, added: dict[str, Any], *, namespace: Namespace, headroom: int) -> Skip | None:
-    """Check LimitRanges and quotas, and that what a LimitRange adds to the sidecar leaves the QoS class alone."""
-    limits = namespace.limits
-    conflict = constraints.default_refusal(pod, added, limits) or constraints.limit_range_refusal(
-        patched, added, limits
-    )
-    if conflict is None and _changes_by_defaults(pod, patched, added, namespace):
-        conflict = "a LimitRange's defaults would change the pod's QoS class"
+    """Check LimitRanges and quotas, as the API server does after us."""
+    conflict = _limit_range_conflict(pod, patched, added, namespace.limits)
     if conflict is not None:
         return Skip(reason=SkipReason.LIMIT_RANGE, message=conflict)
-    conflict = constraints.quota_refusal(pod, added, quotas=namespace.quotas, limits=limits, headroom=headroom)
+    conflict = constraints.quota_refusal(
+        pod, added, quotas=namespace.quotas, limits=namespace.limits, headroom=headroom
+    )
     return Skip(reason=SkipReason.RESOURCE_QUOTA, message=conflict) if conflict is not None else None
 
 
-def _changes_by_defaults(pod: Json, patched: Json, added: dict[str, Any], namespace: Namespace) -> bool:
-    return pods.qos_class(pod) is not pods.qos_class(_defaulted(patched, added, namespace))
+def _limit_range_conflict(
+    pod: Json, patched: Json, added: dict[str, Any], limits: Sequence[LimitRangeItem]
+) -> str | None:
+    """Check the pod as we leave it, and as it is once the LimitRanges' defaults are filled in.
+
+    Both have to pass: when the API server asks us a second time, because another webhook changed the pod, and only then
+    gets a patch, it fills in no defaults any more.
+    """
+    filled = _defaulted(patched, added, limits)
+    refusal = constraints.default_refusal(pod, added, limits)
+    for variant in (patched, filled):
+        container = pods.init_containers(variant)[-1]
+        refusal = refusal or constraints.limit_range_refusal(variant, container, limits)
+    if refusal is None and pods.qos_class(pod) is not pods.qos_class(filled):
+        refusal = "a LimitRange's defaults would change the pod's QoS class"
+    return refusal
 
 
-def _defaulted(patched: Json, added: dict[str, Any], namespace: Namespace) -> dict[str, Any]:
+def _defaulted(patched: Json, added: dict[str, Any], limits: Sequence[LimitRangeItem]) -> dict[str, Any]:
     """Return the patched pod with the sidecar as the LimitRanges would leave it."""
-    requests, limits = constraints.with_defaults(added, namespace.limits)
-    amounts = {"requests": _written(requests), "limits": _written(limits)}
+    requests, bounds = constraints.with_defaults(added, limits)
+    amounts = {"requests": _written(requests), "limits": _written(bounds)}
     spec = pods.spec(patched)
     filled = [*spec["initContainers"][:-1], {**added, "resources": amounts}]
     return {**patched, "spec": {**spec, "initContainers": filled}}
@@ -297,7 +308,7 @@ def _written(amounts: dict[str, int]) -> dict[str, str]:
 def _unschedulable(
     pod: Json, patched: Json, added: dict[str, Any], *, namespace: Namespace, cluster: Cluster
 ) -> Skip | None:
-    after = pods.scheduled_requests(_defaulted(patched, added, namespace))
+    after = pods.scheduled_requests(_defaulted(patched, added, namespace.limits))
     conflict = constraints.fit_refusal(pods.scheduled_requests(pod), after, cluster.nodes)
     return Skip(reason=SkipReason.WOULD_NOT_FIT, message=conflict) if conflict is not None else None
 

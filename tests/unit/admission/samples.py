@@ -29,9 +29,9 @@ CA_PEM = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
 
 
 def amounts(**resources: str) -> dict[str, int]:
-    """Resource list by keyword; `__` stands for `/` and a single `_` for `.` or `-`, as each name has it."""
+    """Resource list by keyword, with short words for the longer names."""
     names = {"gpu": "nvidia.com/gpu", "limits_cpu": "limits.cpu", "limits_memory": "limits.memory"}
-    names |= {"requests_cpu": "requests.cpu", "requests_memory": "requests.memory"}
+    names |= {"disk": "ephemeral-storage", "requests_cpu": "requests.cpu", "requests_memory": "requests.memory"}
     return quantities.parse_all({names.get(name, name): value for name, value in resources.items()})
 
 
@@ -39,7 +39,9 @@ CLUSTER = Cluster(
     api_version=Version(1, 36),
     oldest_kubelet=Version(1, 35),
     oldest_node="gpu-node-1",
-    nodes=(Node(name="gpu-node-1", capacity=amounts(cpu="95900m", memory="1000Gi", gpu="8", pods="110")),),
+    nodes=(
+        Node(name="gpu-node-1", capacity=amounts(cpu="95900m", memory="1000Gi", gpu="8", pods="110", disk="500Gi")),
+    ),
     controller_address="10.96.7.7",
     ca_pem=CA_PEM,
 )

@@ -132,6 +132,9 @@ INJECTED = {
         samples.with_spec(BEST_EFFORT, resources=samples.resources(cpu="8", memory="64Gi"))
     ),
     "limit range with defaults": Case(BURSTABLE, namespace=namespace(limits=(DEFAULTS,))),
+    "limit range with defaults of disk": Case(
+        WORKER, namespace=limited(default=amounts(disk="1Gi"), default_request=amounts(disk="1Gi"))
+    ),
     "limit range minimum above zero": Case(BURSTABLE, namespace=limited(min=amounts(cpu="50m", memory="32Mi"))),
     "limit range maximum below the usual limit": Case(BURSTABLE, namespace=limited(max=amounts(cpu="100m"))),
     "limit range ratio": Case(BURSTABLE, namespace=limited(max_ratio={"memory": 2 * 10**9})),
@@ -237,6 +240,9 @@ SKIPPED = {
     "volume of our name": Case(samples.with_spec(WORKER, volumes=[{"name": "gpumonitor-token", "emptyDir": {}}])),
     "port of our name": Case(
         samples.with_container(BURSTABLE, {"name": "a", "ports": [{"name": "gpumon-metrics", "containerPort": 1}]})
+    ),
+    "limit range minimum of disk that only its default would meet": Case(
+        WORKER, namespace=limited(min=amounts(disk="1Gi"), default_request=amounts(disk="1Gi"))
     ),
     "limit range minimum above all we ask": Case(BURSTABLE, namespace=limited(min=amounts(memory="256Mi"))),
     "limit range maximum below all we ask": Case(WORKER, namespace=limited(max=amounts(memory="32Mi", cpu="96"))),
