@@ -40,8 +40,9 @@ PROCESSES_INTERVAL_SECONDS: Final = 5.0
 
 
 def run(ending: Iterable[signal.Signals]) -> NoReturn:
-    """Run until one of the signals, which are blocked in all threads; then exit with 0."""
+    """Run until one of the signals, then exit with 0. They are blocked in all threads, and waited for in this one."""
     signals = tuple(ending)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     journal = Journal()
     try:
         _run(signals, journal)

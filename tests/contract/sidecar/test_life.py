@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import simgpu
 
-from tests.contract.sidecar.conftest import PROGRAM, Start
+from tests.contract.sidecar.conftest import PROGRAM, Start, wait_for
 from tests.contract.sidecar.controller import Controller
 from verl_gpumonitor.model import wiring
 
@@ -88,6 +88,19 @@ def test_it_ends_without_a_library(start: Start) -> None:
     sidecar.wait(lambda found: found.get("gpumonitor_telemetry_available"))
     assert sidecar.process.poll() is None
     assert sidecar.end() < 1.0
+
+
+def test_it_ends_at_once_while_it_starts(gpus: simgpu.StateFile, start: Start) -> None:
+    sidecar = start()
+    status = Path(f"/proc/{sidecar.process.pid}/status")
+    wait_for(lambda: _hears_sigterm(status), 10)
+    assert sidecar.end() < 1.0
+
+
+def _hears_sigterm(status: Path) -> bool:
+    """Return whether the process has a handler for SIGTERM; before that, the kernel drops it for PID 1."""
+    caught = next(line for line in status.read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) & 1 << (signal.SIGTERM - 1))
 
 
 def test_a_kill_begins_a_new_start(
