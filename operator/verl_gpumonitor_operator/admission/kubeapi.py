@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
+from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
@@ -73,7 +74,9 @@ class KubeApi:
         # Bounded, so that a burst of pods never opens hundreds of connections to the API server.
         connector = aiohttp.TCPConnector(ssl=self._tls(), limit=32, keepalive_timeout=60)
         timeout = aiohttp.ClientTimeout(total=self._timeout_seconds)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
+        # Cookies are none of an API server's, and looking for them costs time with each read.
+        jar = aiohttp.DummyCookieJar()
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=jar)
         return self
 
     async def __aexit__(
@@ -109,7 +112,8 @@ class KubeApi:
         """Read one path. Raises ApiError: with the status of a refusal, without one where no answer came in time."""
         if self._session is None:
             raise ApiError("the client is not open")
-        url = URL(self._address.url + path, encoded=True).with_query(dict(query or {}))
+        question = f"?{urlencode(query)}" if query else ""
+        url = URL(self._address.url + path + question, encoded=True)
         try:
             async with self._session.get(url, headers=self._headers()) as response:
                 body = await response.read()
