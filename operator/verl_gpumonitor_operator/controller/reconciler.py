@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from verl_gpumonitor.diagnosis import DiagnosisLimits
+from verl_gpumonitor.diagnosis.health import UNKNOWN
 from verl_gpumonitor.model.vocabulary import Phase, Severity
 from verl_gpumonitor_operator.settings import InjectionMode, Settings
 
@@ -370,12 +371,14 @@ class Reconciler:
         ended = workload.job.ended or workload.gone_at is not None
         available = self._availability(workload, summaries)
         muted = entry.monitor.muted_reasons if entry.monitor else frozenset[str]()
-        assessment = (
-            ended_assessment(entry.states)
-            if ended
-            else assess(gpus, available, states=entry.states, now=now, limits=self._limits, muted=muted)
-        )
         kept_health = self._base(workload, entry).get("health") if ended else None
+        # A job may be so short that its first report is its last, and comes after its end.
+        judging = not ended or (kept_health in (None, UNKNOWN) and available.status == "True")
+        assessment = (
+            assess(gpus, available, states=entry.states, now=now, limits=self._limits, muted=muted)
+            if judging
+            else ended_assessment(entry.states)
+        )
         picture = Picture(
             job=workload.job,
             phase=phase_of(workload),
@@ -387,7 +390,7 @@ class Reconciler:
             telemetry=telemetry,
             totals=workload.totals(),
             conditions=assessment.conditions,
-            health=kept_health or assessment.health or "Unknown",
+            health=assessment.health or kept_health or UNKNOWN,
             gpu_notes=assessment.gpu_notes,
             generation=entry.monitor.generation if entry.monitor else None,
             ledger=ledger.write(workload.ledger()),
@@ -482,9 +485,8 @@ class Reconciler:
         matters = urgency(entry.written, status)
         if matters is Urgency.NONE or entry.writing or entry.monitor is None or now < entry.not_before:
             return
-        wait = (
-            self._drift_seconds() if matters is Urgency.DRIFT else self._settings.controller.status_min_interval_seconds
-        )
+        drifts = matters is Urgency.DRIFT and not workload.job.ended and workload.gone_at is None
+        wait = self._drift_seconds() if drifts else self._settings.controller.status_min_interval_seconds
         if entry.written_at is not None and now - entry.written_at < wait:
             return
         entry.writing = True

@@ -96,6 +96,7 @@ class Picture:
 def render(picture: Picture, *, before: Mapping[str, Any], now: float) -> Status:
     """Return the whole status. `before`: the last one, of which times of transitions and the run before are kept."""
     job = picture.job
+    kept = before if keeps_what_was_seen(picture, before) else None
     status: Status = {
         "observedGeneration": picture.generation,
         "phase": picture.phase.value,
@@ -107,13 +108,13 @@ def render(picture: Picture, *, before: Mapping[str, Any], now: float) -> Status
             "message": job.message[:1024] if job.message else None,
             "rayCluster": job.ray_cluster,
         },
-        "gpus": _gpus(picture, before),
+        "gpus": kept["gpus"] if kept else _gpus(picture),
         "utilization": _utilization(picture),
         "memory": _memory(picture),
-        "dataQuality": _quality(picture, before),
+        "dataQuality": {**(kept.get("dataQuality", {}) if kept else _quality(picture)), **_losses(picture.totals)},
         "totals": _totals(picture.totals),
-        "worstGpus": [_worst(gpu, picture.gpu_notes) for gpu in worst(picture)] or _kept(picture, before, "worstGpus"),
-        "unmonitoredPods": _unmonitored(picture),
+        "worstGpus": kept.get("worstGpus") if kept else [_worst(gpu, picture.gpu_notes) for gpu in worst(picture)],
+        "unmonitoredPods": kept.get("unmonitoredPods") if kept else _unmonitored(picture),
         "conditions": merged(before.get("conditions"), picture.conditions, picture.generation, now),
         "previousRun": before.get("previousRun"),
         "ledger": picture.ledger,
@@ -121,19 +122,21 @@ def render(picture: Picture, *, before: Mapping[str, Any], now: float) -> Status
     return {key: known for key, value in status.items() if (known := _known(value)) not in (None, {}, [])}
 
 
-def _gpus(picture: Picture, before: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    if picture.ended:
-        # Pods are gone at the end; how many GPUs were seen while it ran is what remains of interest.
-        kept = before.get("gpus")
-        if isinstance(kept, Mapping):
-            return kept
-    reported = sum(1 for gpu in picture.gpus if gpu.reported)
-    requested = picture.gpus_requested
+def keeps_what_was_seen(picture: Picture, before: Mapping[str, Any]) -> bool:
+    """Whether an ended job's pods and GPUs stay as they were seen last: by now fewer of them are there than then."""
+    gpus = before.get("gpus")
+    if not picture.ended or not isinstance(gpus, Mapping):
+        return False
+    return _reported(picture) == 0 or _reported(picture) < gpus.get("reported", 0)
+
+
+def _reported(picture: Picture) -> int:
+    return sum(1 for gpu in picture.gpus if gpu.reported)
+
+
+def _gpus(picture: Picture) -> Mapping[str, Any]:
+    reported, requested = _reported(picture), picture.gpus_requested
     return {"requested": requested, "reported": reported, "text": f"{reported}/{requested}"}
-
-
-def _kept(picture: Picture, before: Mapping[str, Any], key: str) -> Any:
-    return before.get(key) if picture.ended else None
 
 
 def mean_utilization(picture: Picture) -> float | None:
@@ -172,21 +175,21 @@ def percent(ratio: float) -> str:
 WEAKEST_FIRST: Final = ("none", "ray-agent", "nvml")
 
 
-def _quality(picture: Picture, before: Mapping[str, Any]) -> Mapping[str, Any]:
+def _quality(picture: Picture) -> Mapping[str, Any]:
     counted = [pod for pod in picture.pods if pod.gpus_requested > 0 and pod.verdict.seen is not Seen.DONE]
     sources = {item.source.value for item in picture.telemetry}
     ownerships = sorted({item.ownership.value for item in picture.telemetry})
-    kept = before.get("dataQuality")
-    kept = kept if picture.ended and isinstance(kept, Mapping) else {}
     return {
-        "source": next((word for word in WEAKEST_FIRST if word in sources), kept.get("source")),
-        "ownership": ", ".join(ownerships)[:64] if ownerships else kept.get("ownership"),
+        "source": next((word for word in WEAKEST_FIRST if word in sources), None),
+        "ownership": ", ".join(ownerships)[:64] or None,
         "podsMonitored": sum(1 for pod in counted if pod.verdict.seen is Seen.MONITORED),
         "podsUnmonitored": sum(1 for pod in picture.pods if pod.verdict.seen is Seen.UNMONITORED),
         "message": picture.message[:1024] if picture.message else None,
-        "gapsSeconds": round(picture.totals.gaps_seconds, 1),
-        "lostStarts": picture.totals.lost_starts,
     }
+
+
+def _losses(totals: Totals) -> Mapping[str, Any]:
+    return {"gapsSeconds": round(totals.gaps_seconds, 1), "lostStarts": totals.lost_starts}
 
 
 def _totals(totals: Totals) -> Mapping[str, Any] | None:

@@ -118,11 +118,15 @@ def judge(
     `now` and `listening_since` are Unix seconds; the latter is when this controller began to take reports, because
     silence before that is its own. `opted_out`: the namespace is, so that the webhook was not even asked.
     """
+    heard = telemetry is not None and now - telemetry.received_at <= patience.silence_seconds
+    if pod.deleting and pod.live and heard and telemetry is not None and telemetry.unavailable is None:
+        # Its last report counts, and is for a short job the only one; what is missing by now is no news.
+        return MONITORED
     if not pod.live or pod.deleting:
         return DONE
     if pod.injected is None:
         return not_injected(pod.skip_reason, opted_out=opted_out)
-    if telemetry is not None and now - telemetry.received_at <= patience.silence_seconds:
+    if heard and telemetry is not None:
         return _of_report(pod, telemetry)
     return _silent(pod, telemetry, silent_for=_silence(pod, telemetry, now, listening_since), patience=patience)
 

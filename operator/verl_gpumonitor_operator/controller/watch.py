@@ -128,19 +128,25 @@ class WatchState:
     refused: frozenset[Watched] = frozenset()
 
 
+NOISY: Final = ("kopf.objects", "kopf.activities", "kopf._cogs.clients.api", "kopf._core.reactor")
+"""Loggers of kopf that write for each event, each attempt of a request, or what the sweep says already."""
+SAID_ELSEWHERE: Final = ("Request attempt", "Unresolved resources", "OS signals are ignored")
+
+
 class _Quiet(logging.Filter):
-    """Lets kopf's warnings pass, and not the two lines that it writes at INFO for each single event."""
+    """Lets kopf's warnings pass, but for those that are said elsewhere, and nothing below them."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.WARNING
+        if not record.name.startswith(NOISY):
+            return True
+        return record.levelno >= logging.WARNING and not str(record.msg).startswith(SAID_ELSEWHERE)
 
 
 def quieten_kopf() -> None:
-    """Filter the loggers of kopf that write once for each event."""
-    for name in ("kopf.objects", "kopf.activities"):
-        named = logging.getLogger(name)
-        if not any(isinstance(item, _Quiet) for item in named.filters):
-            named.addFilter(_Quiet())
+    """Filter kopf's records where they are handled, since a filter of a logger does not see those of its children."""
+    for handler in logging.getLogger().handlers:
+        if not any(isinstance(item, _Quiet) for item in handler.filters):
+            handler.addFilter(_Quiet())
 
 
 Permitted = Callable[[Watched], Awaitable[bool]]

@@ -174,6 +174,23 @@ async def test_a_job_gets_a_monitor_that_follows_it_to_its_end_and_keeps_its_las
         assert len(life.workloads) == 0
 
 
+async def test_a_job_so_short_that_its_only_report_comes_after_its_end_is_shown_all_the_same() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        await life.run(5)
+        life.job("Succeeded")
+        life.pod(deleting=True)
+        await life.run(2)
+        life.report()
+        await life.run(15)
+        assert life.status["phase"] == "Succeeded"
+        assert life.status["gpus"]["text"] == "4/4"
+        assert life.status["health"] == "OK"
+        assert life.status["dataQuality"]["source"] == "nvml"
+        assert life.status["utilization"]["text"] == "50%"
+
+
 async def test_findings_become_conditions_health_and_events_once() -> None:
     async with living() as life:
         life.job()

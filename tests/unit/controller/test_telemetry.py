@@ -59,6 +59,7 @@ def telemetry(age: float, unavailable: UnavailableReason | None = None) -> Telem
         pytest.param(replace(POD, phase="Succeeded"), None, Seen.DONE, None, id="it succeeded"),
         pytest.param(replace(POD, phase="Failed"), telemetry(500.0), Seen.DONE, None, id="it failed"),
         pytest.param(replace(POD, deleting=True), telemetry(500.0), Seen.DONE, None, id="it is being deleted"),
+        pytest.param(replace(POD, deleting=True), telemetry(5.0), Seen.MONITORED, None, id="its last report"),
         pytest.param(replace(POD, injected=None), None, Seen.UNMONITORED, "NotInjected", id="the webhook was away"),
         pytest.param(
             replace(POD, injected=None, skip_reason="QuotaTooSmall: The quota has no room."),

@@ -64,15 +64,30 @@ def test_every_watched_kind_has_a_place() -> None:
     assert set(RESOURCES) == set(Watched)
 
 
-def test_kopf_is_quiet_about_single_events() -> None:
-    watch.quieten_kopf()
-    watch.quieten_kopf()
-    named = logging.getLogger("kopf.objects")
-    assert len(named.filters) == 1
-    made = logging.LogRecord("kopf.objects", logging.INFO, "", 0, "Handler succeeded.", None, None)
-    assert not named.filter(made)
-    made.levelno = logging.WARNING
-    assert named.filter(made)
+@pytest.mark.parametrize(
+    ("name", "level", "message", "passes"),
+    [
+        pytest.param("kopf.objects", logging.INFO, "Handler 'x' succeeded.", False, id="each event"),
+        pytest.param("kopf.objects", logging.WARNING, "Something is odd.", True, id="a warning"),
+        pytest.param("kopf._cogs.clients.api", logging.ERROR, "Request attempt #1/9 failed", False, id="an attempt"),
+        pytest.param(
+            "kopf._core.reactor.observation", logging.WARNING, "Unresolved resources", False, id="absent CRDs"
+        ),
+        pytest.param("kopf._core.reactor.running", logging.ERROR, "Root task has failed", True, id="a failure"),
+        pytest.param("verl_gpumonitor_operator", logging.INFO, "leading", True, id="our own"),
+    ],
+)
+def test_kopf_is_quiet(name: str, level: int, message: str, passes: bool) -> None:
+    handler = logging.StreamHandler()
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        watch.quieten_kopf()
+        watch.quieten_kopf()
+    finally:
+        root.removeHandler(handler)
+    assert len(handler.filters) == 1
+    assert bool(handler.filter(logging.LogRecord(name, level, "", 0, message, None, None))) == passes
 
 
 class FakeRun:

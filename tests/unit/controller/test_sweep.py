@@ -1,0 +1,127 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""A sweep finds what watches missed, and judges nothing that it may not see."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from tests.unit.controller.builders import metadata
+from verl_gpumonitor_operator.controller.jobs import KINDS, JobKind
+from verl_gpumonitor_operator.controller.reconciler import Reconciler
+from verl_gpumonitor_operator.controller.sweep import Sweeper
+from verl_gpumonitor_operator.kube.client import KubeClient
+from verl_gpumonitor_operator.kube.errors import ForbiddenError, KubeError, NotFoundError, UnreachableError
+
+MONITORS = "/apis/gpumonitor.dev/v1alpha1/gpumonitors"
+
+
+class Lists:
+    """A server with lists."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, list[dict[str, Any]] | KubeError] = {info.path: [] for info in KINDS.values()}
+        self.held[MONITORS] = []
+
+    async def get(self, path: str, _query: Mapping[str, Any]) -> bytes:
+        found = self.held[path]
+        if isinstance(found, KubeError):
+            raise found
+        return msgspec.json.encode({"metadata": {"resourceVersion": "1"}, "items": found})
+
+
+class Believes:
+    """A reconciler that only remembers."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[JobKind, set[str]] = {kind: set() for kind in JobKind}
+        self.monitors: set[tuple[str, str, str]] = set()
+        self.listed_kinds: set[JobKind] = set()
+
+    def known_jobs(self, kind: JobKind) -> set[str]:
+        return set(self.jobs[kind])
+
+    def job_seen(self, kind: JobKind, body: Mapping[str, Any]) -> None:
+        self.jobs[kind].add(body["metadata"]["uid"])
+
+    def job_gone(self, kind: JobKind, uid: str) -> None:
+        self.jobs[kind].discard(uid)
+
+    def known_monitors(self) -> set[tuple[str, str, str]]:
+        return set(self.monitors)
+
+    def monitor_seen(self, body: Mapping[str, Any]) -> None:
+        meta = body["metadata"]
+        self.monitors.add((meta["namespace"], meta["name"], meta["uid"]))
+
+    def monitor_gone(self, namespace: str, name: str, uid: str) -> None:
+        self.monitors.discard((namespace, name, uid))
+
+
+def swept() -> tuple[Lists, Believes, Sweeper]:
+    lists, believes = Lists(), Believes()
+    return lists, believes, Sweeper(cast(KubeClient, lists), cast(Reconciler, believes))
+
+
+RAY = KINDS[JobKind.RAY_JOB].path
+
+
+async def test_what_is_listed_is_seen_and_what_is_not_is_gone() -> None:
+    lists, believes, sweeper = swept()
+    believes.jobs[JobKind.RAY_JOB] = {"uid-old", "uid-kept"}
+    believes.monitors = {("train", "old", "uid-m")}
+    lists.held[RAY] = [{"metadata": metadata("kept")}, {"metadata": metadata("new")}]
+    assert await sweeper.sweep()
+    assert believes.jobs[JobKind.RAY_JOB] == {"uid-kept", "uid-new"}
+    assert believes.monitors == set()
+    assert sweeper.state.corrected == 1
+    assert believes.listed_kinds == set(JobKind)
+
+
+async def test_a_kind_whose_crd_is_absent_has_no_objects() -> None:
+    lists, believes, sweeper = swept()
+    believes.jobs[JobKind.RAY_JOB] = {"uid-old"}
+    lists.held[RAY] = NotFoundError("no such kind", status=404)
+    assert await sweeper.sweep()
+    assert believes.jobs[JobKind.RAY_JOB] == set()
+    assert sweeper.state.absent == {"RayJob"}
+    lists.held[RAY] = []
+    assert await sweeper.sweep()
+    assert sweeper.state.absent == set()
+
+
+async def test_a_kind_that_may_not_be_listed_is_not_judged() -> None:
+    lists, believes, sweeper = swept()
+    believes.jobs[JobKind.RAY_JOB] = {"uid-old"}
+    lists.held[RAY] = ForbiddenError("no", status=403)
+    assert await sweeper.sweep()
+    assert believes.jobs[JobKind.RAY_JOB] == {"uid-old"}
+    assert JobKind.RAY_JOB not in believes.listed_kinds
+    assert sweeper.state.refused == {"RayJob"}
+
+
+async def test_a_list_that_fails_judges_nothing() -> None:
+    lists, believes, sweeper = swept()
+    believes.jobs[JobKind.RAY_JOB] = {"uid-old"}
+    lists.held[RAY] = UnreachableError("reset")
+    assert not await sweeper.sweep()
+    assert believes.jobs[JobKind.RAY_JOB] == {"uid-old"}
+    assert sweeper.state.failures == 1
+
+
+async def test_an_object_that_comes_while_the_list_is_under_way_is_not_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lists, believes, sweeper = swept()
+    real = lists.get
+
+    async def get(path: str, query: Mapping[str, Any]) -> bytes:
+        if path == RAY:
+            believes.jobs[JobKind.RAY_JOB].add("uid-just-now")
+        return await real(path, query)
+
+    monkeypatch.setattr(lists, "get", get)
+    assert await sweeper.sweep()
+    assert believes.jobs[JobKind.RAY_JOB] == {"uid-just-now"}
