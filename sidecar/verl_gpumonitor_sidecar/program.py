@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 
 from verl_gpumonitor import __version__
 from verl_gpumonitor.model import wiring
-from verl_gpumonitor.model.report import PodRef, RayNode, Report
+from verl_gpumonitor.model.report import PodRef, RayNode, Report, ReportAnswer
 from verl_gpumonitor.reading.ray_agent import read_agent
 from verl_gpumonitor.reading.ray_head import read_nodes
 from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings
@@ -27,7 +27,7 @@ from .journal import Journal
 from .loop import Loop
 from .ray_watch import RayWatch
 from .reporter import Reporter, read_token
-from .reports import Sender, Turn, build
+from .reports import NodesDue, Sender, Turn, build
 from .settings import Settings, SettingsError
 from .state import PodState
 
@@ -135,8 +135,9 @@ class Sidecar:
             journal=journal,
             urgent=self._hurry,
         )
+        self._nodes_due = NodesDue()
         self._reporter = self._make_reporter()
-        self._page = exporter.Page(self._exports)
+        self._page = exporter.Page(self._exports, keep_seconds=min(1.0, self._interval_seconds))
 
     def run(self, signals: tuple[signal.Signals, ...]) -> NoReturn:
         """Start the parts, turn the loop until a signal comes, then report a last time and exit."""
@@ -185,7 +186,7 @@ class Sidecar:
         return Reporter(
             Channel(report.address, server_name=report.server_name),
             make=self._report,
-            answered=self._loop.take_answer,
+            answered=self._answered,
             token=lambda: read_token(report.token_file),
             ca_pem=report.ca_pem,
             interval_seconds=self._settings.report_interval_seconds,
@@ -197,11 +198,23 @@ class Sidecar:
         if self._reporter is not None:
             self._reporter.hurry()
 
+    def _answered(self, answer: ReportAnswer) -> None:
+        self._nodes_due.arrived(time.monotonic())
+        self._loop.take_answer(answer)
+
     def _report(self, sequence: int, dropped: int, final: bool) -> Report | None:
         state = self._loop.state
         if not state.started and not final:
             return None
-        turn = Turn(sequence=sequence, now=time.monotonic(), now_unix=time.time(), final=final, dropped_reports=dropped)
+        now = time.monotonic()
+        turn = Turn(
+            sequence=sequence,
+            now=now,
+            now_unix=time.time(),
+            final=final,
+            dropped_reports=dropped,
+            ray_nodes=self._nodes_due.take(state.ray_nodes, now),
+        )
         return build(self._sender, state, turn)
 
     def _exports(self) -> exporter.Exports:

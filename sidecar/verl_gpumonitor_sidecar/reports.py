@@ -6,6 +6,7 @@ The controller refuses a report as a whole when one value breaks its bound, so a
 """
 
 import math
+from typing import Final
 
 import msgspec
 
@@ -17,13 +18,18 @@ from verl_gpumonitor.model.report import (
     GpuReport,
     HostReport,
     PodRef,
+    RayNode,
     Report,
 )
 from verl_gpumonitor.model.samples import HostSample
 
 from .state import OwnGpu, PodState, gauges, recent_peak
 
-_MAX_RAY_NODES = 4096
+NODES_AGAIN_SECONDS: Final = 60.0
+"""A controller that was restarted has forgotten the nodes; it hears them again after so long."""
+_MAX_RAY_NODES: Final = 4096
+_MAX_NODES_BYTES: Final = 160 * 1024
+"""Part of a report that the nodes may take: some 400 of 8 GPUs. Those beyond are not named."""
 
 
 class Sender(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +50,27 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     now_unix: float
     final: bool = False
     dropped_reports: int = 0
+    ray_nodes: tuple[RayNode, ...] = ()
+
+
+class NodesDue:
+    """Which reports of a Ray head carry the nodes' GPUs: when they changed, until that arrived, and then each 60 s."""
+
+    def __init__(self) -> None:
+        self._sent: tuple[RayNode, ...] = ()
+        self._arrived: tuple[RayNode, ...] = ()
+        self._arrived_at: float | None = None
+
+    def take(self, nodes: tuple[RayNode, ...], now: float) -> tuple[RayNode, ...]:
+        """Return what the next report carries."""
+        current = self._arrived_at is not None and now - self._arrived_at < NODES_AGAIN_SECONDS
+        self._sent = () if current and nodes == self._arrived else nodes
+        return self._sent
+
+    def arrived(self, now: float) -> None:
+        """Note that the last report was accepted."""
+        if self._sent:
+            self._arrived, self._arrived_at = self._sent, now
 
 
 def build(sender: Sender, state: PodState, turn: Turn) -> Report:
@@ -71,8 +98,19 @@ def build(sender: Sender, state: PodState, turn: Turn) -> Report:
             timeouts=state.health.timeouts,
             dropped_reports=turn.dropped_reports,
         ),
-        ray_nodes=list(state.ray_nodes[:_MAX_RAY_NODES]),
+        ray_nodes=_fitting(turn.ray_nodes),
     )
+
+
+def _fitting(nodes: tuple[RayNode, ...]) -> list[RayNode]:
+    """Return as many nodes as a report can take."""
+    fitting, taken = [], 0
+    for node in nodes[:_MAX_RAY_NODES]:
+        taken += 48 + len(node.node_ip) + sum(len(uuid) + 3 for uuid in node.gpu_uuids)
+        if taken > _MAX_NODES_BYTES:
+            break
+        fitting.append(node)
+    return fitting
 
 
 def _gpu(gpu: OwnGpu, state: PodState, now: float) -> GpuReport:

@@ -68,7 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The pod shares its process namespace."""
     shm_path: str = ""
     """Where the pod's own /dev/shm volume is mounted; empty: it has none."""
-    report_interval_seconds: Annotated[float, Meta(ge=1, le=600)] = 15.0
+    report_interval_seconds: Annotated[float, Meta(ge=0.1, le=600)] = 15.0
     sample_interval_seconds: Annotated[float, Meta(ge=0.1, le=60)] = 1.0
     metrics_port: Port = wiring.METRICS_PORT
     """Port of /metrics and /healthz; 0 takes a free one."""

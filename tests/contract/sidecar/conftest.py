@@ -34,6 +34,7 @@ class Sidecar:
 
     def __init__(self, environ: dict[str, str], log: Path) -> None:
         self._log = log
+        self._port: int | None = None
         with log.open("wb") as stderr:
             self.process = subprocess.Popen([PROGRAM], env=environ, stdin=subprocess.DEVNULL, stderr=stderr, cwd="/")
 
@@ -45,12 +46,14 @@ class Sidecar:
     @property
     def port(self) -> int:
         """Port of /metrics."""
+        if self._port is None:
+            wait_for(lambda: self._served() is not None, 10.0)
+            self._port = self._served()
+        assert self._port is not None
+        return self._port
 
-        def served() -> int:
-            return next((int(line["port"]) for line in self.log if line["message"].startswith("serving")), 0)
-
-        wait_for(served, 10.0)
-        return served()
+    def _served(self) -> int | None:
+        return next((int(line["port"]) for line in self.log if line["message"].startswith("serving")), None)
 
     def get(self, path: str = "/metrics", seconds: float = 5.0) -> str:
         """Return the body of a 200 answer."""
@@ -96,7 +99,7 @@ def wait_for(holds: Callable[[], Any], seconds: float) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")
@@ -162,13 +165,13 @@ def controller(authority: Authority, tmp_path: Path) -> Iterator[Controller]:
 
 @pytest.fixture
 def reporting(controller: Controller, authority: Authority, tmp_path: Path) -> dict[str, str]:
-    """The variables with which a sidecar reports to it each second."""
+    """The variables with which a sidecar reports to it four times a second."""
     token = tmp_path / "token"
     token.write_text("first-token\n")
     return {
         wiring.ENV_REPORT_URL: controller.url,
         wiring.ENV_REPORT_SERVER_NAME: SERVER_NAME,
         wiring.ENV_REPORT_CA: authority.pem,
-        wiring.ENV_REPORT_INTERVAL: "1",
+        wiring.ENV_REPORT_INTERVAL: "0.25",
         TOKEN_VARIABLE: str(token),
     }

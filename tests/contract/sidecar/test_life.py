@@ -41,29 +41,21 @@ def test_the_final_report_is_sent_on_a_signal(
     assert not any(report.final for report in controller.reports[:-1])
 
 
-def test_it_ends_while_the_controller_hangs(
-    gpus: simgpu.StateFile, start: Start, controller: Controller, reporting: Reporting
+def test_it_ends_whatever_the_controller_does(
+    gpus: simgpu.StateFile, start: Start, controller: Controller, reporting: Reporting, silent_port: int
 ) -> None:
-    sidecar = start(**reporting)
-    controller.wait_for(lambda reports: len(reports) >= 1)
     controller.hang_seconds = 30.0
-    time.sleep(1.5)
-    assert sidecar.end() < 1.0
-
-
-def test_it_ends_while_the_handshake_hangs(
-    gpus: simgpu.StateFile, start: Start, reporting: Reporting, silent_port: int
-) -> None:
-    sidecar = start(**reporting | {wiring.ENV_REPORT_URL: f"https://127.0.0.1:{silent_port}/"})
-    sidecar.wait(lambda found: found.get("gpumonitor_gpu_up"))
-    time.sleep(3.0)
-    assert sidecar.end() < 1.0
-
-
-def test_it_ends_while_it_waits_to_try_again(gpus: simgpu.StateFile, start: Start, reporting: Reporting) -> None:
-    sidecar = start(**reporting | {wiring.ENV_REPORT_URL: "https://127.0.0.1:1/"})
-    sidecar.wait(lambda _: sidecar.value("gpumonitor_reports_total", code="error"))
-    assert sidecar.end() < 1.0
+    urls = {
+        "it never answers": controller.url,
+        "the handshake hangs": f"https://127.0.0.1:{silent_port}/",
+        "nobody is there": "https://127.0.0.1:1/",
+    }
+    sidecars = {kind: start(**reporting | {wiring.ENV_REPORT_URL: url}) for kind, url in urls.items()}
+    for sidecar in sidecars.values():
+        sidecar.wait(lambda found: found.get("gpumonitor_gpu_up"))
+    time.sleep(2.0)  # Until all of them have begun a report: the first goes out in the first fifth of a second.
+    for kind, sidecar in sidecars.items():
+        assert sidecar.end() < 1.0, kind
 
 
 def test_it_ends_while_a_call_hangs(
@@ -76,18 +68,14 @@ def test_it_ends_while_a_call_hangs(
     assert controller.reports[-1].final
 
 
-def test_it_ends_while_the_opening_hangs(gpus: simgpu.StateFile, start: Start) -> None:
+def test_it_ends_while_the_opening_hangs_or_fails(gpus: simgpu.StateFile, start: Start) -> None:
     simgpu.hang(function="init")
-    sidecar = start()
-    sidecar.get()
-    assert sidecar.end() < 1.0
-
-
-def test_it_ends_without_a_library(start: Start) -> None:
-    sidecar = start(LD_LIBRARY_PATH="/nonexistent")
-    sidecar.wait(lambda found: found.get("gpumonitor_telemetry_available"))
-    assert sidecar.process.poll() is None
-    assert sidecar.end() < 1.0
+    hanging, without = start(), start(LD_LIBRARY_PATH="/nonexistent")
+    without.wait(lambda found: found.get("gpumonitor_telemetry_available"))
+    hanging.get()
+    assert without.process.poll() is None
+    assert hanging.end() < 1.0
+    assert without.end() < 1.0
 
 
 def test_it_ends_at_once_while_it_starts(gpus: simgpu.StateFile, start: Start) -> None:

@@ -57,9 +57,6 @@ def test_without_nvml_the_agent_is_the_source(start: Start, ray: Ray) -> None:
     assert sidecar.value("gpumonitor_telemetry_available", reason="") == 1
     assert sidecar.value("gpumonitor_gpu_utilization_ratio", uuid=simgpu.uuid_of(1)) == pytest.approx(0.4)
     assert sidecar.value("gpumonitor_gpu_memory_used_bytes", uuid=simgpu.uuid_of(1)) == 20000 * 2**20
-    sidecar.wait(
-        lambda _: (sidecar.value("gpumonitor_gpu_busy_seconds_total", uuid=simgpu.uuid_of(1)) or 0) > 1.9, seconds=20
-    )
 
 
 def test_an_older_ray_is_named_by_the_head(
@@ -83,33 +80,33 @@ def test_the_head_tells_the_nodes_gpus(start: Start, ray: Ray, controller: Contr
     ]
     ray.pages["/nodes"] = json.dumps({"data": {"summary": nodes}}).encode()
     start(**reporting, **on_ray(ray, 0, "head"))
-    controller.wait_for(lambda reports: bool(reports) and bool(reports[-1].ray_nodes))
-    (node,) = controller.reports[-1].ray_nodes
+    controller.wait_for(lambda reports: any(report.ray_nodes for report in reports))
+    (node,) = next(report.ray_nodes for report in controller.reports if report.ray_nodes)
     assert (node.node_ip, node.gpu_uuids) == ("10.0.0.9", ["GPU-a", "GPU-b"])
     assert controller.reports[-1].ownership is Ownership.NONE_REQUESTED
     assert controller.reports[-1].unavailable is None
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(b"\x00\xff\xfe" * 1000, id="garbage"),
-        pytest.param(b"ray_node_gpus_available{" * 500_000, id="one line of 12 MB"),
-        pytest.param(b"x" * 20_000_000, id="20 MB"),
-        pytest.param(agent_page([0, 1]).replace(b"40.0", b"NaN").replace(b"20000.0", b"1e308"), id="impossible values"),
-        pytest.param(agent_page([0, 1, 2, 3]), id="more GPUs than were asked for"),
-        pytest.param(b"", id="nothing"),
-    ],
-)
-def test_a_broken_agent_changes_nothing(gpus: simgpu.StateFile, start: Start, ray: Ray, page: bytes) -> None:
-    ray.pages["/metrics"] = page
-    ray.pages["/nodes"] = page
-    sidecar = start(**on_ray(ray, 8 if b"1e308" not in page else 2, "head"))
-    sidecar.wait(lambda found: found.get("gpumonitor_gpus_visible"))
-    before = sidecar.value("gpumonitor_collections_total")
-    assert before is not None
-    sidecar.wait(lambda _: (sidecar.value("gpumonitor_collections_total") or 0) > before)
-    for name, series in sidecar.samples().items():
-        assert all(value == value and abs(value) < 1e13 for _, value in series), name
-    assert sidecar.resident_bytes() < 60 * 2**20
-    assert sidecar.end() < 1.0
+BROKEN_PAGES = {
+    "garbage": b"\x00\xff\xfe" * 1000,
+    "one line of 12 MB": b"ray_node_gpus_available{" * 500_000,
+    "20 MB": b"x" * 20_000_000,
+    "impossible values": agent_page([0, 1]).replace(b"40.0", b"NaN").replace(b"20000.0", b"1e308"),
+    "more GPUs than were asked for": agent_page(list(range(12))),
+    "nothing": b"",
+}
+
+
+def test_a_broken_agent_changes_nothing(gpus: simgpu.StateFile, start: Start, ray: Ray) -> None:
+    sidecars = {}
+    for number, (kind, page) in enumerate(BROKEN_PAGES.items()):
+        ray.pages[f"/{number}/metrics"] = ray.pages[f"/{number}/nodes"] = page
+        url = f"{ray.url}/{number}"
+        environ = {wiring.ENV_RAY_METRICS_URL: url + "/metrics", wiring.ENV_RAY_DASHBOARD_URL: url}
+        sidecars[kind] = start(**on_ray(ray, 8, "head") | environ)
+    for kind, sidecar in sidecars.items():
+        sidecar.wait(lambda found: len(found.get("gpumonitor_gpu_power_watts", [])) == 8)
+        for name, series in sidecar.samples().items():
+            assert all(value == value and abs(value) < 1e13 for _, value in series), f"{kind}: {name}"
+        assert sidecar.resident_bytes() < 60 * 2**20, kind
+        assert sidecar.end() < 1.0, kind

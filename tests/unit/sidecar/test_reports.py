@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A state in, a report that the controller's own decoder takes out."""
 
-from verl_gpumonitor.model.report import MAX_GPUS, MAX_REPORT_BYTES, PodRef, decode_report, encode
+from verl_gpumonitor.model.report import MAX_GPUS, MAX_REPORT_BYTES, PodRef, RayNode, decode_report, encode
 from verl_gpumonitor.model.samples import GpuCounters, GpuSample, HostSample, ReadingHealth
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source
-from verl_gpumonitor_sidecar.reports import Sender, Turn, build
+from verl_gpumonitor_sidecar.reports import NodesDue, Sender, Turn, build
 from verl_gpumonitor_sidecar.state import OwnGpu, PodState
 
 SENDER = Sender(pod=PodRef(namespace="n", name="p", uid="u"), start_id="12345678", started_unix=1e9, version="0.1.0")
@@ -97,4 +97,31 @@ def test_the_largest_report_is_taken() -> None:
     )
     report = build(SENDER, PodState(gpus_requested=1, gpus=gpus), TURN)
     assert len(report.gpus) == MAX_GPUS
+    assert len(encode(report)) < MAX_REPORT_BYTES
+
+
+def test_nodes_are_told_until_they_arrive_and_again_after_a_minute() -> None:
+    due, one = NodesDue(), (RayNode(node_ip="10.0.0.1", gpu_uuids=["a"]),)
+    assert due.take((), 0.0) == ()
+    due.arrived(0.0)
+    assert due.take(one, 10.0) == one
+    assert due.take(one, 20.0) == one, "the report before was lost"
+    due.arrived(20.0)
+    assert due.take(one, 30.0) == ()
+    due.arrived(30.0)
+    assert due.take(one, 79.0) == ()
+    assert due.take(one, 80.0) == one
+    more = (*one, RayNode(node_ip="10.0.0.2", gpu_uuids=["b"]))
+    due.arrived(80.0)
+    assert due.take(more, 81.0) == more
+
+
+def test_many_nodes_do_not_make_a_report_too_large() -> None:
+    nodes = tuple(
+        RayNode(node_ip=f"10.0.{number // 256}.{number % 256}", gpu_uuids=[f"GPU-{number:036}"] * 8)
+        for number in range(3000)
+    )
+    turn = Turn(sequence=1, now=1.0, now_unix=1e9, ray_nodes=nodes)
+    report = build(SENDER, PodState(gpus_requested=0, ray_nodes=nodes), turn)
+    assert len(report.ray_nodes) > 300
     assert len(encode(report)) < MAX_REPORT_BYTES
