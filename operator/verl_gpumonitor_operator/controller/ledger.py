@@ -38,7 +38,7 @@ def higher(one: Peak | None, other: Peak | None) -> Peak | None:
     """Return the peak that is nearer to its GPU's limit; None if neither is known."""
     if one is None or other is None:
         return one or other
-    return one if one.ratio >= other.ratio else other
+    return one if one.used_bytes * other.total_bytes >= other.used_bytes * one.total_bytes else other
 
 
 def add(one: float | None, other: float | None) -> float | None:
@@ -125,30 +125,38 @@ class StartLedger:
     """By UUID. A GPU that a later report leaves out keeps its last counters."""
     written: Totals = Totals()
     """What a ledger before said of this start; a lower bound."""
+    _totals: Totals | None = None
 
     def count(self, report: Report) -> None:
         """Take the counters of a later report of this start."""
         self.sequence = report.sequence
         self.sent_at = report.sent_at
         self.final = self.final or report.final
+        self._totals = None
         for gpu in report.gpus:
             self.gpus[gpu.uuid] = GpuCount.of(gpu)
 
     @property
     def totals(self) -> Totals:
-        """Sum over its GPUs."""
-        energy: float | None = self.written.energy_joules
-        counted: float | None = None
+        """Sum over its GPUs. Remembered, since it is asked for more often than a report comes."""
+        if self._totals is None:
+            self._totals = self._sum()
+        return self._totals
+
+    def _sum(self) -> Totals:
+        observed = busy = 0.0
+        energy: float | None = None
         peak = self.written.peak
         for gpu in self.gpus.values():
-            counted = add(counted, gpu.energy_joules)
+            observed += gpu.observed_seconds
+            busy += gpu.busy_seconds
+            energy = add(energy, gpu.energy_joules)
             peak = higher(peak, gpu.peak)
-        if counted is not None:
-            energy = max(counted, energy or 0.0)
+        known = self.written.energy_joules
         return Totals(
-            gpu_seconds=max(self.written.gpu_seconds, sum(gpu.observed_seconds for gpu in self.gpus.values())),
-            busy_seconds=max(self.written.busy_seconds, sum(gpu.busy_seconds for gpu in self.gpus.values())),
-            energy_joules=energy,
+            gpu_seconds=max(self.written.gpu_seconds, observed),
+            busy_seconds=max(self.written.busy_seconds, busy),
+            energy_joules=known if energy is None else max(energy, known or 0.0),
             peak=peak,
         )
 
@@ -190,6 +198,8 @@ class PodLedger:
 
     def totals(self, *, gone: bool) -> Totals:
         """Sum over all starts. `gone`: the pod is no more, so that its last start has ended, too."""
+        if len(self.starts) == 1 and not gone and self.folded_until == 0.0:
+            return next(iter(self.starts.values())).totals
         ordered = sorted(self.starts.values(), key=lambda start: start.started_at)
         total = self.folded
         for number, start in enumerate(ordered):

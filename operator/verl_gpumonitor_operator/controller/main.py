@@ -10,6 +10,7 @@ cheap. The API server's being away ends nothing.
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -261,6 +262,7 @@ class Controller:
         self.pods.watch(self.rescuer)
         self.pods.watch(self.breaker)
         self._synced = True
+        _calm_garbage_collection()
         logger.info("picture is complete", extra={"workloads": len(self.workloads), "pods": len(self.pods)})
         for name, work in (
             ("reconcile", self.reconciler.run()),
@@ -300,6 +302,16 @@ class Controller:
             async with asyncio.timeout(END_SECONDS / 2):
                 await self.reports.close(1.0)
                 await self.health.close()
+
+
+def _calm_garbage_collection() -> None:
+    """Collect seldom: nearly all of the many objects live as long as their pods, and hardly any are in cycles.
+
+    A full collection at 80,000 GPUs stops the loop for a second.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 class LeaseLostError(Exception):

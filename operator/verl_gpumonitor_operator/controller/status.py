@@ -9,7 +9,8 @@ of the CRD, of which a test holds this module to be within.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from heapq import nsmallest
+from typing import Any, Final, NamedTuple
 
 from verl_gpumonitor.model.report import GpuReport
 from verl_gpumonitor.model.vocabulary import GpuState, Phase
@@ -27,9 +28,8 @@ MEMORY_STEP: Final = 0.02
 Status = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuView:
-    """One of the job's GPUs at this moment."""
+class GpuView(NamedTuple):
+    """One of the job's GPUs at this moment. A named tuple, since a large job has a thousand of them at each look."""
 
     pod: str
     node: str | None
@@ -37,25 +37,32 @@ class GpuView:
     report: GpuReport
     utilization: float | None
     """Mean over the last minute; None while that cannot be said."""
+    peak: MemoryPeak | None
+    """Highest memory in use in the last minute, or the present one where the source knows no peaks."""
+    reported: bool
+    """It is well, and at least one value of it is fresh."""
 
-    @property
-    def peak(self) -> MemoryPeak | None:
-        """Highest memory in use in the last minute, or the present one where the source knows no peaks."""
-        used = self.report.memory_recent_peak_bytes
-        used = used if used is not None else self.report.memory_used_bytes
-        total = self.report.memory_total_bytes
-        return MemoryPeak(used, total) if used is not None and total else None
+    @classmethod
+    def of(cls, report: GpuReport, *, pod: str, node: str | None, pool: str, utilization: float | None) -> "GpuView":
+        """View a GPU as its pod reported it."""
+        used, total = report.memory_recent_peak_bytes, report.memory_total_bytes
+        if used is None:
+            used = report.memory_used_bytes
+        fresh = report.utilization is not None or report.memory_used_bytes is not None
+        return cls(
+            pod=pod,
+            node=node,
+            pool=pool,
+            report=report,
+            utilization=utilization,
+            peak=MemoryPeak(used, total) if used is not None and total else None,
+            reported=fresh and report.state is GpuState.OK,
+        )
 
     @property
     def load(self) -> float | None:
         """Load over the last minute, or the newest sample's while there is no such time yet."""
         return self.utilization if self.utilization is not None else self.report.utilization
-
-    @property
-    def reported(self) -> bool:
-        """It is well, and at least one value of it is fresh."""
-        fresh = self.report.utilization is not None or self.report.memory_used_bytes is not None
-        return self.report.state is GpuState.OK and fresh
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,13 +95,15 @@ class Picture:
     gpu_notes: Mapping[str, str]
     """By UUID: why a GPU needs a look."""
     generation: int | None
-    ledger: str | None
     message: str | None = None
     """What is missing, in a sentence."""
 
 
 def render(picture: Picture, *, before: Mapping[str, Any], now: float) -> Status:
-    """Return the whole status. `before`: the last one, of which times of transitions and the run before are kept."""
+    """Return the status, but for the ledger.
+
+    `before`: the last one, of which times of transitions and the run before are kept.
+    """
     job = picture.job
     kept = before if keeps_what_was_seen(picture, before) else None
     status: Status = {
@@ -117,7 +126,6 @@ def render(picture: Picture, *, before: Mapping[str, Any], now: float) -> Status
         "unmonitoredPods": kept.get("unmonitoredPods") if kept else _unmonitored(picture),
         "conditions": merged(before.get("conditions"), picture.conditions, picture.generation, now),
         "previousRun": before.get("previousRun"),
-        "ledger": picture.ledger,
     }
     return {key: known for key, value in status.items() if (known := _known(value)) not in (None, {}, [])}
 
@@ -210,7 +218,7 @@ def worst(picture: Picture) -> list[GpuView]:
         noted = gpu.report.uuid in picture.gpu_notes
         return (gpu.report.state is GpuState.OK, not noted, -(peak.ratio if peak else 0.0), gpu.report.uuid)
 
-    return sorted(picture.gpus, key=rank)[:MAX_WORST]
+    return nsmallest(MAX_WORST, picture.gpus, key=rank)
 
 
 def _worst(gpu: GpuView, notes: Mapping[str, str]) -> Mapping[str, Any]:
@@ -292,10 +300,11 @@ def previous_run(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _known(value: Any) -> Any:
     """Leave out what is None or an empty object, at all depths; empty lists too, since absence says the same."""
-    if isinstance(value, Mapping):
+    # Types, not ABCs: a status has a thousand values, and looking them up costs as much as making the whole of it.
+    if type(value) is dict:
         known = {key: _known(item) for key, item in value.items()}
         return {key: item for key, item in known.items() if item is not None and item != {} and item != []}
-    if isinstance(value, list):
+    if type(value) is list:
         return [_known(item) for item in value]
     return value
 
@@ -312,7 +321,8 @@ class Urgency(IntEnum):
 
 
 def urgency(before: Mapping[str, Any], after: Mapping[str, Any]) -> Urgency:
-    """Compare the status that was written with the new one."""
+    """Compare the status that was written with the new one, without the ledger, which follows the totals."""
+    before = {key: value for key, value in before.items() if key != "ledger"}
     if before == after:
         return Urgency.NONE
     if _fixed(before) != _fixed(after):
@@ -326,7 +336,7 @@ def urgency(before: Mapping[str, Any], after: Mapping[str, Any]) -> Urgency:
 
 def _fixed(status: Mapping[str, Any]) -> Mapping[str, Any]:
     """Part of a status that does not drift."""
-    drifting = ("utilization", "memory", "totals", "worstGpus", "ledger")
+    drifting = ("utilization", "memory", "totals", "worstGpus")
     fixed = {key: value for key, value in status.items() if key not in drifting}
     quality = fixed.get("dataQuality")
     if isinstance(quality, Mapping):
