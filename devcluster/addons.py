@@ -67,6 +67,7 @@ def adapted_training(document: dict[str, Any]) -> dict[str, Any]:
     container = document["spec"]["template"]["spec"]["containers"][0]
     container["image"] = images.TRAINING_OPERATOR.reference
     container["command"] = ["/training-operator"]
+    container["readinessProbe"] |= {"initialDelaySeconds": 1, "periodSeconds": 2}  # theirs is seen after 25 s
     container["args"] = [
         f"--pytorch-init-container-image={images.BASE.reference}",
         f"--pytorch-init-container-template-file={_INIT_CONTAINER_FILE}",

@@ -3,6 +3,7 @@
 """The pods' cgroups: killing all that runs in them, and removing them. Works for version 1, 2 and both at once."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,13 +33,18 @@ def remove_pods() -> None:
 
 
 def _members(top: Path) -> Iterator[int]:
-    for file in top.rglob("cgroup.procs"):
+    for folder in _folders(top):
         with contextlib.suppress(OSError):
-            yield from map(int, file.read_text().split())
+            yield from map(int, (folder / "cgroup.procs").read_text().split())
 
 
 def _remove(top: Path) -> None:
-    folders = [path for path in top.rglob("*") if path.is_dir()] if top.is_dir() else []
-    for folder in sorted([*folders, top], key=lambda path: len(path.parts), reverse=True):
+    for folder in reversed(list(_folders(top))):
         with contextlib.suppress(OSError):
             folder.rmdir()
+
+
+def _folders(top: Path) -> Iterator[Path]:
+    """Yield a folder and those in it, outer ones first. By os.walk, since others vanish while we look."""
+    for folder, _, _ in os.walk(top):
+        yield Path(folder)

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 from pathlib import Path
 
-from devcluster import cgroups, components, images, mounts, network
+from devcluster import cgroups, components, containerd, images, mounts, network
 from devcluster.layout import KUBELET_FIXED, Layout
 from devcluster.process import Processes, kill_all, marked
 
@@ -41,9 +41,12 @@ def stop_processes(layout: Layout) -> None:
         if component.spec.name != "containerd":
             processes.stop(component.spec)
     cgroups.remove_pods()
+    tidy = containerd.forget_all_but(layout, images.own_references(layout))
     processes.stop(components.named(layout, "containerd").spec)
     kill_all(marked())
     cgroups.remove_pods()
+    if not tidy:
+        mounts.remove_tree(layout.containerd_root)
 
 
 def forget_containers_of_last_boot(layout: Layout) -> None:

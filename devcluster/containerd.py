@@ -31,7 +31,7 @@ def configuration(layout: Layout, *, restrict_oom_score: bool, default_runtime: 
     """
     lines = [
         "version = 2",
-        f'root = "{layout.state / "containerd"}"',
+        f'root = "{layout.containerd_root}"',
         f'state = "{layout.containerd_socket.parent}"',
         f"disabled_plugins = {json.dumps(_NOT_WANTED)}",
         "[grpc]",
@@ -47,15 +47,15 @@ def configuration(layout: Layout, *, restrict_oom_score: bool, default_runtime: 
         f"[{_CRI}.containerd]",
         '  snapshotter = "overlayfs"',
         f'  default_runtime_name = "{default_runtime}"',
-        f"[{_CRI}.containerd.runtimes.runc]",
-        '  runtime_type = "io.containerd.runc.v2"',
     ]
-    for handler in GPU_HANDLERS:
+    programs = {handler: str(layout.config / "runtimes" / handler / "runtime") for handler in GPU_HANDLERS}
+    for handler, program in {"runc": shutil.which("runc") or "runc", **programs}.items():
         lines += [
             f"[{_CRI}.containerd.runtimes.{handler}]",
             '  runtime_type = "io.containerd.runc.v2"',
             f"[{_CRI}.containerd.runtimes.{handler}.options]",
-            f'  BinaryName = "{layout.config / "runtimes" / handler / "runtime"}"',
+            f'  BinaryName = "{program}"',
+            f'  Root = "{layout.run / "runc"}"',
         ]
     return "\n".join(lines) + "\n"
 
@@ -74,7 +74,8 @@ def configure(layout: Layout) -> None:
 def spec(layout: Layout) -> Spec:
     """Return how containerd is started."""
     program = shutil.which("containerd") or "containerd"
-    return Spec(name="containerd", argv=(program, "--config", str(layout.config / "containerd.toml")))
+    file = layout.config / "containerd.toml"
+    return Spec(name="containerd", argv=(program, "--config", str(file)), files=(file,))
 
 
 def ready(layout: Layout) -> bool:
@@ -85,6 +86,22 @@ def ready(layout: Layout) -> bool:
 def images(layout: Layout) -> set[str]:
     """Return the references of all images that Kubernetes sees."""
     return set(output([*_ctr(layout), "images", "list", "-q"]).split())
+
+
+def forget_all_but(layout: Layout, kept: set[str]) -> bool:
+    """Delete all containers (their processes must be dead) and all images but those; return whether that worked.
+
+    Needs containerd alive. Where it is not, or refuses, its store must not be used again.
+    """
+    try:
+        _delete_each(layout, "tasks", "delete", "--force")
+        _delete_each(layout, "containers", "delete")
+        foreign = sorted(images(layout) - kept)
+        if foreign:
+            output([*_ctr(layout), "images", "remove", "--sync", *foreign])
+        return not output([*_ctr(layout), "containers", "list", "-q"]).split()
+    except ClusterError:
+        return False
 
 
 def import_tarball(layout: Layout, tarball: Path) -> list[str]:
@@ -115,6 +132,13 @@ def _await_seen(layout: Layout, references: Sequence[str]) -> None:
             return
         time.sleep(0.1)
     raise ClusterError(f"containerd does not show {', '.join(references)} to Kubernetes.", "See the log of containerd.")
+
+
+def _delete_each(layout: Layout, kind: str, *delete: str) -> None:
+    """Delete all tasks or all containers. Some may be going by themselves; whether any is left is asked at the end."""
+    found = output([*_ctr(layout), kind, "list", "-q"]).split()
+    if found:
+        succeeds([*_ctr(layout), kind, *delete, *found], timeout_seconds=60)
 
 
 def _plugins_ok(layout: Layout) -> set[str]:

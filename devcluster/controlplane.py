@@ -71,7 +71,12 @@ def api_server(layout: Layout) -> Spec:
         "shutdown-delay-duration": "0s",
         "profiling": "false",
     }
-    return Spec(name="kube-apiserver", argv=(layout.program("kube-apiserver"), *_flags(options)), stop_seconds=30)
+    return Spec(
+        name="kube-apiserver",
+        argv=(layout.program("kube-apiserver"), *_flags(options)),
+        files=(secrets / "stamp",),
+        stop_seconds=5,
+    )
 
 
 def controller_manager(layout: Layout) -> Spec:
@@ -91,7 +96,8 @@ def controller_manager(layout: Layout) -> Spec:
         "node-cidr-mask-size": 24,
         "profiling": "false",
     }
-    return Spec(name="kube-controller-manager", argv=(layout.program("kube-controller-manager"), *_flags(options)))
+    program = layout.program("kube-controller-manager")
+    return Spec(name="kube-controller-manager", argv=(program, *_flags(options)), files=(secrets / "stamp",))
 
 
 def scheduler(layout: Layout) -> Spec:
@@ -102,7 +108,8 @@ def scheduler(layout: Layout) -> Spec:
         "leader-elect": "false",
         "profiling": "false",
     }
-    return Spec(name="kube-scheduler", argv=(layout.program("kube-scheduler"), *_flags(options)))
+    files = (layout.pki / "stamp",)
+    return Spec(name="kube-scheduler", argv=(layout.program("kube-scheduler"), *_flags(options)), files=files)
 
 
 def etcd_ready() -> bool:

@@ -193,6 +193,7 @@ RAY = Recipe(
     inputs=lambda layout: [_simgpu(layout).read_bytes() if _simgpu(layout).exists() else b""],
     bases={"BASE_IMAGE": RAY_BASE},
 )
+ALL = (PAUSE, BASE, BASE_BUILD, COREDNS, KUBERAY, TRAINING_OPERATOR, RAY_BASE, RAY)
 
 
 def key(layout: Layout, recipe: Recipe) -> str:
@@ -205,6 +206,11 @@ def key(layout: Layout, recipe: Recipe) -> str:
     for base in recipe.bases.values():
         digest.update(key(layout, base).encode())
     return digest.hexdigest()[:12]
+
+
+def own_references(layout: Layout) -> set[str]:
+    """Return the names under which containerd has the present versions of all images made here."""
+    return {name for recipe in ALL for name in (recipe.reference, _keyed_reference(layout, recipe))}
 
 
 def tidy_up_killed_builds(layout: Layout) -> None:

@@ -82,6 +82,11 @@ class Layout:
         return self.run / "containerd" / "containerd.sock"
 
     @property
+    def containerd_root(self) -> Path:
+        """Images and layers: in the cache, since importing takes a minute. Containers in it go with `down`."""
+        return self.cache / "containerd"
+
+    @property
     def build_storage(self) -> Path:
         """The image builder's storage."""
         return self.cache / "buildah"

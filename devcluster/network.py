@@ -122,6 +122,8 @@ def _remove_cni_cache() -> None:
     """Remove what libcni remembers of our network; the folder is shared with other users of CNI."""
     top = Path("/var/lib/cni")
     for result in top.glob(f"*/{CNI_NETWORK}-*"):
+        container = result.name.removeprefix(f"{CNI_NETWORK}-").partition("-")[0]
+        (result.parent / f"cni-loopback-{container}-lo").unlink(missing_ok=True)
         result.unlink(missing_ok=True)
     for folder in (top / "results", top / "cache", top):
         with contextlib.suppress(OSError):

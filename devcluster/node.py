@@ -78,12 +78,18 @@ def kubelet(layout: Layout) -> Spec:
         f"--root-dir={layout.state / 'kubelet'}",
         "--v=1",
     )
-    return Spec(name="kubelet", argv=(layout.program("kubelet"), *options))
+    files = (layout.config / "kubelet.yaml", layout.pki / "stamp")
+    return Spec(name="kubelet", argv=(layout.program("kubelet"), *options), files=files)
 
 
 def kube_proxy(layout: Layout) -> Spec:
     """Return how kube-proxy is started."""
-    return Spec(name="kube-proxy", argv=(layout.program("kube-proxy"), f"--config={layout.config / 'kube-proxy.yaml'}"))
+    file = layout.config / "kube-proxy.yaml"
+    return Spec(
+        name="kube-proxy",
+        argv=(layout.program("kube-proxy"), f"--config={file}"),
+        files=(file, layout.pki / "stamp"),
+    )
 
 
 def kubelet_ready() -> bool:

@@ -8,6 +8,7 @@ which strays are found.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from devcluster.command import appended, write_aside
 from devcluster.errors import ClusterError
@@ -27,11 +29,16 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """How a component is started. `stop_seconds`: what it may take to end by itself before it is killed."""
+    """How a component is started.
+
+    `files`: what it reads at its start, by which one sees that it must be started anew. `stop_seconds`: what it may
+    take to end by itself before it is killed.
+    """
 
     name: str
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
     stop_seconds: float = 10.0
 
 
@@ -56,6 +63,16 @@ def identity(pid: int) -> Identity | None:
     except (OSError, IndexError, ValueError):
         return None
     return None if state in "ZX" else Identity(pid=pid, start_ticks=start_ticks)
+
+
+def fingerprint(spec: Spec) -> str:
+    """Return a hash of how a component is started: the very program, its options, the files that it reads."""
+    digest = hashlib.sha256(
+        repr((os.path.realpath(spec.argv[0]), spec.argv, sorted(spec.environment.items()))).encode()
+    )
+    for path in spec.files:
+        digest.update(path.read_bytes() if path.exists() else b"-")
+    return digest.hexdigest()[:12]
 
 
 def marked() -> dict[int, str]:
@@ -94,17 +111,23 @@ class Processes:
 
     def running(self, name: str) -> Identity | None:
         """Return the component's process; None if it does not run."""
+        record = self._recorded(name)
         try:
-            record = json.loads(self._pid_file(name).read_text())
             recorded = Identity(pid=record["pid"], start_ticks=record["start_ticks"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except KeyError:
             return None
         return recorded if identity(recorded.pid) == recorded else None
 
     def start(self, spec: Spec) -> bool:
-        """Start a component unless it runs; return whether it was started. A stray one of its kind is killed first."""
+        """Start a component unless it runs as it should; return whether it was started.
+
+        One that was started otherwise (options, files, version) is stopped, and strays of its kind are killed.
+        """
+        wanted = fingerprint(spec)
         if self.running(spec.name) is not None:
-            return False
+            if self._recorded(spec.name).get("fingerprint") == wanted:
+                return False
+            self.stop(spec)
         self._kill_strays(spec)
         self._reap()
         environment = {**os.environ, **spec.environment, MARK: spec.name}
@@ -116,7 +139,8 @@ class Processes:
         who = identity(child.pid)
         if who is None:
             raise ClusterError(f"{spec.name} ended at once", f"See {self.log(spec.name)}")
-        write_aside(self._pid_file(spec.name), json.dumps({"pid": who.pid, "start_ticks": who.start_ticks}))
+        record = {"pid": who.pid, "start_ticks": who.start_ticks, "fingerprint": wanted}
+        write_aside(self._pid_file(spec.name), json.dumps(record))
         return True
 
     def stop(self, spec: Spec) -> bool:
@@ -131,6 +155,14 @@ class Processes:
         self._reap()
         self._pid_file(spec.name).unlink(missing_ok=True)
         return who is not None
+
+    def _recorded(self, name: str) -> dict[str, Any]:
+        """Return what the pid file says; empty if there is none, or it is damaged."""
+        try:
+            record = json.loads(self._pid_file(name).read_text())
+        except (OSError, ValueError):
+            return {}
+        return record if isinstance(record, dict) else {}
 
     def _reap(self) -> None:
         """Forget the children that ended, which lets the kernel forget them too."""

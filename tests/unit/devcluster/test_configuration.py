@@ -162,7 +162,11 @@ def test_manifests_take_their_values() -> None:
 
 
 def test_the_training_operator_gets_our_images() -> None:
-    container = {"image": "elsewhere/training-operator", "command": ["/manager"]}
+    container = {
+        "image": "elsewhere/training-operator",
+        "command": ["/manager"],
+        "readinessProbe": {"periodSeconds": 15},
+    }
     given = {"kind": "Deployment", "spec": {"template": {"spec": {"containers": [container]}}}}
     adapted = addons.adapted_training(given)["spec"]["template"]["spec"]["containers"][0]
     assert adapted["image"] == images.TRAINING_OPERATOR.reference

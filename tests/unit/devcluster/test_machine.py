@@ -170,6 +170,22 @@ def test_a_stray_without_pid_file_is_replaced(tmp_path: Path) -> None:
         processes.stop(SLEEPER)
 
 
+def test_a_process_is_started_anew_when_what_it_reads_has_changed(tmp_path: Path) -> None:
+    processes = Processes(run=tmp_path / "run", logs=tmp_path / "logs")
+    configuration = tmp_path / "configuration"
+    configuration.write_text("one")
+    spec = Spec(name=SLEEPER.name, argv=SLEEPER.argv, files=(configuration,))
+    try:
+        assert processes.start(spec)
+        before = processes.running(spec.name)
+        assert not processes.start(spec)
+        configuration.write_text("two")
+        assert processes.start(spec)
+        assert processes.running(spec.name) != before
+    finally:
+        processes.stop(spec)
+
+
 def test_a_pid_that_someone_else_has_now_is_not_ours(tmp_path: Path) -> None:
     processes = Processes(run=tmp_path, logs=tmp_path)
     ourselves = identity(os.getpid())
