@@ -71,13 +71,14 @@ def join(before: Memory, inputs: Inputs, *, terms: Terms, now: float, now_unix: 
     after = _add_up(after, inputs.node, agent_gpus, source=source, now=now, now_unix=now_unix)
     after, success = _note_success(after, inputs.node, source, terms=terms, now=now, now_unix=now_unix)
     unavailable, message = _unavailable(after, inputs.node, source, terms)
+    seen = frozenset(gpu.uuid for gpu in inputs.node.gpus)
     state = PodState(
         gpus_requested=terms.gpus_requested,
         source=source,
         ownership=after.owned.by,
         unavailable=unavailable,
         message=message,
-        gpus=tuple(_own(after, uuid, inputs.node, source) for uuid in after.owned.uuids),
+        gpus=tuple(_own(after, uuid, inputs.node, source=source, seen=seen) for uuid in after.owned.uuids),
         gpus_visible=inputs.node.visible,
         driver_version=inputs.node.driver_version,
         interval_seconds=_interval(source, terms),
@@ -228,18 +229,22 @@ _NOBODY_SAYS: Final = (
 )
 
 
-def _own(memory: Memory, uuid: str, node: NodeSample, source: Source) -> OwnGpu:
-    """Return one own GPU as it stands: an own GPU that is missing where the others are seen is a lost one."""
+def _own(memory: Memory, uuid: str, node: NodeSample, *, source: Source, seen: frozenset[str]) -> OwnGpu:
+    """Return one own GPU as it stands: an own GPU that NVML does not have among those `seen` is a lost one."""
     sample = memory.samples.get(uuid, GpuSample(uuid=uuid, state=GpuState.LOST))
     if source is Source.NONE and sample.state is GpuState.OK:
         sample = _unread(sample, GpuState.ERROR, node.error or node.unavailable)
-    elif source is Source.NVML and all(gpu.uuid != uuid for gpu in node.gpus):
+    elif source is Source.NVML and uuid not in seen:
         sample = _unread(sample, GpuState.LOST, None)
     return OwnGpu(
         sample=sample,
         counters=add_counters(memory.nvml.get(uuid), memory.ray.get(uuid), source=source),
-        xid_last_unix={code: unix for (owner, code), (_, unix) in memory.xid_unix.items() if owner == uuid},
+        xid_last_unix=_xid_last_unix(memory, uuid) if memory.xid_unix else {},
     )
+
+
+def _xid_last_unix(memory: Memory, uuid: str) -> dict[int, float]:
+    return {code: unix for (owner, code), (_, unix) in memory.xid_unix.items() if owner == uuid}
 
 
 def _unread(sample: GpuSample, state: GpuState, error: str | None) -> GpuSample:
@@ -253,6 +258,8 @@ def add_counters(nvml: GpuCounters | None, ray: GpuAccumulator | None, *, source
 
     The recent peak is that of the present source: of the other it would be an old one.
     """
+    if nvml is not None and ray is None and source is Source.NVML:
+        return nvml
     first, second = nvml or GpuCounters(), ray.counters if ray else GpuCounters()
     recent = {Source.NVML: first.memory_recent_peak_bytes, Source.RAY_AGENT: second.memory_recent_peak_bytes}
     return msgspec.structs.replace(

@@ -70,6 +70,7 @@ class Loop:
         self._unix_clock = unix_clock
         self._memory = Memory()
         self._known = Known()
+        self._said: object = None
         self._relayed_uuids: tuple[str, ...] | None = None
         self._turned_at = clock()
         self.state = PodState(gpus_requested=terms.gpus_requested)
@@ -125,8 +126,15 @@ class Loop:
 
     def _say(self, state: PodState) -> None:
         """Say on stderr how things stand, when they changed."""
-        if not state.started:
+        stands = (
+            state.source,
+            state.ownership,
+            state.unavailable,
+            tuple((gpu.sample.uuid, gpu.sample.state) for gpu in state.gpus),
+        )
+        if not state.started or stands == self._said:
             return
+        self._said = stands
         self._journal.state(
             "telemetry",
             "source of GPU values",

@@ -63,7 +63,7 @@ def gauges(sample: GpuSample, state: PodState, now: float) -> GpuSample:
     memory_taken_at = sample.taken_at if sample.memory_taken_at is None else sample.memory_taken_at
     memory = sample.state is GpuState.OK and is_fresh(memory_taken_at, state, now)
     if load and memory:
-        return sample
+        return sample  # Nothing is too old: the usual case.
     kept = {field: getattr(sample, field) for field in _IDENTITY}
     if load:
         kept |= {field: getattr(sample, field) for field in _LOAD}

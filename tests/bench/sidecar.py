@@ -77,8 +77,6 @@ class Flatness:
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print a table, write JSON."""
     options = _parser().parse_args(arguments)
-    if options.fast_forward:
-        return fast_forward(options.collections)
     subprocess.run(["make", "-s", "-C", str(SIMULATION)], check=True)
     costs: list[Cost] = []
     with tempfile.TemporaryDirectory() as name:
@@ -104,7 +102,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--collections", type=int, default=100_000, help="collections in fast forward; 0: none")
     parser.add_argument("--without-nvitop", action="store_true", help="install and measure nothing else")
     parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--fast-forward", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
@@ -281,23 +278,11 @@ def _calls(pid: int) -> int:
 # ---- fast forward ----
 
 
-def fast_forward(collections: int) -> int:
-    """Drive the sidecar's own parts through so many seconds of virtual time, and print memory as JSON lines.
-
-    Runs in a process of its own, whose imports are the sidecar's: the real reader, sampler, join, page and report.
-    """
-    from tests.bench.sidecar_forward import drive
-
-    for line in drive(collections):
-        print(json.dumps(line), flush=True)
-    return 0
-
-
 def run_fast_forward(collections: int) -> Flatness:
-    """Run `fast_forward` while processes come and go on the GPUs."""
+    """Run `sidecar_forward` while processes come and go on the GPUs."""
     print(f"{collections} collections in fast forward", flush=True)
     environ = dict(os.environ) | {"LD_LIBRARY_PATH": str(SIMULATION / "build")}
-    command = [sys.executable, "-m", "tests.bench.sidecar", "--fast-forward", "--collections", str(collections)]
+    command = [sys.executable, "-m", "tests.bench.sidecar_forward", str(collections)]
     began = time.monotonic()
     lines: list[dict[str, float]] = []
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:

@@ -1,17 +1,28 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""The sidecar's own parts, driven through virtual time as fast as the machine allows. For `tests.bench.sidecar`."""
+"""The sidecar's own parts, driven through virtual time as fast as the machine allows. Started by `tests.bench.sidecar`.
+
+A process of its own, whose imports are the sidecar's: the real reader, sampler, join, page and report. Prints a JSON
+line a hundred times.
+"""
 
 import os
+import sys
 from collections.abc import Iterator
 
-from verl_gpumonitor.model.report import PodRef, encode
-from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings, _Run
-from verl_gpumonitor_sidecar.exporter import Exports, Identity, Page
-from verl_gpumonitor_sidecar.join import Terms
-from verl_gpumonitor_sidecar.journal import Journal
-from verl_gpumonitor_sidecar.loop import Loop
-from verl_gpumonitor_sidecar.reports import Sender, Turn, build
+import msgspec
+
+from verl_gpumonitor_sidecar import lean
+
+lean.prepare()
+
+from verl_gpumonitor.model.report import PodRef, encode  # noqa: E402
+from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings, _Run  # noqa: E402
+from verl_gpumonitor_sidecar.exporter import Exports, Identity, Page  # noqa: E402
+from verl_gpumonitor_sidecar.join import Terms  # noqa: E402
+from verl_gpumonitor_sidecar.journal import Journal  # noqa: E402
+from verl_gpumonitor_sidecar.loop import Loop  # noqa: E402
+from verl_gpumonitor_sidecar.reports import Sender, Turn, build  # noqa: E402
 
 GPUS = 8
 STEPS = 100
@@ -57,3 +68,8 @@ def drive(collections: int) -> Iterator[dict[str, float]]:
 def _rss_mib() -> float:
     with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - pathlib would be in the memory that is measured
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
+
+
+if __name__ == "__main__":
+    for told in drive(int(sys.argv[1])):
+        os.write(1, msgspec.json.encode(told) + b"\n")
