@@ -95,6 +95,11 @@ def name_for(*, kind: JobKind, name: str, taken: Mapping[str, MonitorSeen]) -> s
     holder = taken.get(name)
     if holder is None or (holder.kind is kind and holder.workload_name == name):
         return name
+    return second_name(kind=kind, name=name)
+
+
+def second_name(*, kind: JobKind, name: str) -> str:
+    """Name of a workload's GPUMonitor where the first choice is taken."""
     return f"{name[: 252 - len(kind)]}-{kind.lower()}"
 
 

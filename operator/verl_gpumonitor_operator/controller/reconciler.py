@@ -106,6 +106,9 @@ class Reconciler:
         self._gpus = GpuResources.of(settings.injection.gpu_resources)
         self._entries: dict[str, Entry] = {}
         self._monitors: dict[str, dict[str, MonitorSeen]] = {}
+        """By namespace and name."""
+        self._made_by_hand: dict[str, set[str]] = {}
+        """Names of those that are not ours, by namespace."""
         self._listening_since = clock()
         self._retention_checked = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -149,6 +152,7 @@ class Reconciler:
         monitor = self._monitors.get(namespace, {}).get(name)
         if monitor is not None and monitor.uid == uid:
             del self._monitors[namespace][name]
+            self._made_by_hand.get(namespace, set()).discard(name)
             self._touch_workload_of(monitor)
 
     def known_monitors(self) -> set[tuple[str, str, str]]:
@@ -165,6 +169,8 @@ class Reconciler:
         if before is not None and before.uid == monitor.uid and before.generation > monitor.generation:
             return
         held[monitor.name] = monitor
+        by_hand = self._made_by_hand.setdefault(monitor.namespace, set())
+        by_hand.discard(monitor.name) if monitor.managed else by_hand.add(monitor.name)
         spec_same = before is not None and (before.uid, before.generation) == (monitor.uid, monitor.generation)
         if not spec_same or monitor.deleting:
             self._touch_workload_of(monitor)
@@ -317,11 +323,12 @@ class Reconciler:
     # GPUMonitors
 
     def _monitor_of(self, workload: Workload) -> MonitorSeen | None:
-        held = self._monitors.get(workload.job.namespace, {})
-        direct = held.get(workload.job.name)
-        if len(held) > 1 or direct is None:
-            return monitors.chosen(held.values(), kind=workload.job.kind, name=workload.job.name)
-        return monitors.chosen([direct], kind=workload.job.kind, name=workload.job.name)
+        """Return the one that shows a workload. Ours are found by their two names, others by looking at each."""
+        job = workload.job
+        held = self._monitors.get(job.namespace, {})
+        names = {job.name, monitors.second_name(kind=job.kind, name=job.name)}
+        names |= self._made_by_hand.get(job.namespace, set())
+        return monitors.chosen((held[name] for name in names if name in held), kind=job.kind, name=job.name)
 
     def _adopt(self, entry: Entry, monitor: MonitorSeen) -> None:
         entry.monitor = monitor

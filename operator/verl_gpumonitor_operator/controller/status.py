@@ -340,7 +340,13 @@ def _fixed(status: Mapping[str, Any]) -> Mapping[str, Any]:
     fixed = {key: value for key, value in status.items() if key not in drifting}
     quality = fixed.get("dataQuality")
     if isinstance(quality, Mapping):
-        fixed["dataQuality"] = {key: value for key, value in quality.items() if key != "gapsSeconds"}
+        fixed["dataQuality"] = {key: value for key, value in quality.items() if key not in ("gapsSeconds", "message")}
+    # Texts of the kubelet change by themselves, such as the time that it backs off.
+    fixed["unmonitoredPods"] = [
+        (item.get("name"), item.get("reason"))
+        for item in status.get("unmonitoredPods") or ()
+        if isinstance(item, Mapping)
+    ]
     fixed["conditions"] = [
         {key: item.get(key) for key in ("type", "status", "reason")}
         for item in status.get("conditions") or ()
