@@ -98,7 +98,10 @@ LIMIT_RANGES: list[Any] = [
         {"default": {"cpu": "100m", "memory": "64Mi"}, "defaultRequest": {"cpu": "100m", "memory": "64Mi"}},
         id="defaults for what says nothing",
     ),
-    pytest.param({"maxLimitRequestRatio": {"cpu": "2"}}, id="a ratio of limit to request"),
+    pytest.param(
+        {"maxLimitRequestRatio": {"cpu": "2"}, "default": {"cpu": "100m"}, "defaultRequest": {"cpu": "60m"}},
+        id="a ratio of limit to request",
+    ),
 ]
 
 

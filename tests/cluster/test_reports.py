@@ -8,7 +8,7 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -27,12 +27,18 @@ class Endpoint:
     address: str
     context: ssl.SSLContext
 
+    tokens: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Kept, as a kubelet keeps them: new tokens all the time are a flood, and are refused as one."""
+
     def token(self, pod: str, *, audience: str = wiring.TOKEN_AUDIENCE) -> str:
         """Ask for a token bound to a pod, as the kubelet projects it."""
-        return self.kubectl.run(
-            *("create", "token", "default", "-n", self.namespace, "--audience", audience),
-            *("--bound-object-kind", "Pod", "--bound-object-name", pod),
-        ).strip()
+        key = (pod, audience)
+        if key not in self.tokens:
+            self.tokens[key] = self.kubectl.run(
+                *("create", "token", "default", "-n", self.namespace, "--audience", audience),
+                *("--bound-object-kind", "Pod", "--bound-object-name", pod),
+            ).strip()
+        return self.tokens[key]
 
     def post(self, body: bytes, token: str | None) -> tuple[int, bytes]:
         """Send a body; returns code and answer."""
@@ -48,18 +54,15 @@ class Endpoint:
 
 @pytest.fixture(scope="module")
 def endpoint(kubectl: Kubectl, release: str) -> Iterator[Endpoint]:
-    """Two live pods of no job, injected, whose real sidecars point nowhere that matters here."""
+    """Two live pods, each of a job of its own, whose real sidecars report as well, under start ids of their own."""
     namespace = "test-reports"
     kubectl.delete("namespace", namespace)
     kubectl.run("create", "namespace", namespace)
     for name in ("one", "two"):
-        kubectl.create(jobs.pod(name, labels=jobs.ray_labels(), containers=[jobs.container(gpus=1)]), namespace)
+        command = jobs.hold(900, utilization=[0.5], used_gib=[10.0])
+        kubectl.apply(jobs.pytorchjob(name, command=command, gpus=1), namespace)
     for name in ("one", "two"):
-        eventually(
-            lambda name=name: (kubectl.get("pod", name, namespace) or {})["status"].get("phase") == "Running",  # type: ignore[misc]
-            within=60,
-            what=f"pod {name} running",
-        )
+        monitors.await_phase(kubectl, name, namespace, "Running")
     secret = kubectl.get("secret", f"{product.RELEASE}-certificates", release)
     service = kubectl.get("service", f"{product.RELEASE}-controller", release)
     assert secret
@@ -102,17 +105,17 @@ def broken(make: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
     ],
 )
 def test_a_bad_body_is_refused(endpoint: Endpoint, change: Callable[[bytes], bytes], code: int) -> None:
-    got, answer = endpoint.post(change(body(endpoint, "one")), endpoint.token("one"))
+    got, answer = endpoint.post(change(body(endpoint, "one-master-0")), endpoint.token("one-master-0"))
     assert got == code, answer
     assert json.loads(answer)["error"]
 
 
 def test_tokens_of_others_are_refused(endpoint: Endpoint) -> None:
-    valid = body(endpoint, "one")
+    valid = body(endpoint, "one-master-0")
     assert endpoint.post(valid, None)[0] == 401
     assert endpoint.post(valid, "no.token.at-all")[0] == 401
-    assert endpoint.post(valid, endpoint.token("one", audience="https://kubernetes.default.svc"))[0] == 401
-    assert endpoint.post(valid, endpoint.token("two"))[0] == 403
+    assert endpoint.post(valid, endpoint.token("one-master-0", audience="https://kubernetes.default.svc"))[0] == 401
+    assert endpoint.post(valid, endpoint.token("two-master-0"))[0] == 403
 
 
 def test_a_dead_pods_token_is_refused(endpoint: Endpoint) -> None:
@@ -123,12 +126,12 @@ def test_a_dead_pods_token_is_refused(endpoint: Endpoint) -> None:
 
 
 def test_a_replay_is_refused_and_a_new_start_is_welcome(endpoint: Endpoint) -> None:
-    token = endpoint.token("one")
-    first = body(endpoint, "one", sequence=5, start_id="replayed-start-1")
+    token = endpoint.token("one-master-0")
+    first = body(endpoint, "one-master-0", sequence=5, start_id="replayed-start-1")
     assert endpoint.post(first, token)[0] == 200
     code, answer = endpoint.post(first, token)
     assert (code, json.loads(answer)["accepted"]) == (409, 5)
-    assert endpoint.post(body(endpoint, "one", sequence=1, start_id="another-start-22"), token)[0] == 200
+    assert endpoint.post(body(endpoint, "one-master-0", sequence=1, start_id="another-start-22"), token)[0] == 200
 
 
 def test_refusals_are_counted(endpoint: Endpoint) -> None:
