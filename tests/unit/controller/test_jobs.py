@@ -212,7 +212,7 @@ FIELDS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     kind=st.sampled_from(JobKind),
     spec=ANYTHING | st.dictionaries(FIELDS, ANYTHING, max_size=4),

@@ -87,7 +87,7 @@ def same(one: Totals, other: Totals) -> bool:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(run=runs(), data=st.data())
 def test_loss_repetition_and_order_do_not_matter(run: Run, data: st.DataObject) -> None:
     """As long as the last report of each start arrives some time, the sums are those of an undisturbed run."""
@@ -97,7 +97,7 @@ def test_loss_repetition_and_order_do_not_matter(run: Run, data: st.DataObject) 
     assert same(disturbed.totals(gone=True), counted(run.reports).totals(gone=True))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(run=runs(), data=st.data())
 def test_a_restart_of_the_controller_does_not_matter(run: Run, data: st.DataObject) -> None:
     """What is counted, written down, read back and counted on equals what is counted in one life."""

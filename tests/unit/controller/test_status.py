@@ -295,7 +295,7 @@ PICTURES = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(one=PICTURES, other=PICTURES)
 def test_every_status_is_within_the_bounds_of_the_crd(one: Picture, other: Picture) -> None:
     first = render(one, before={}, now=NOW)
