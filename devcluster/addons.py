@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from devcluster import build, images, kube
+from devcluster.command import write_aside
 from devcluster.errors import ClusterError
 from devcluster.layout import DNS_SERVICE_IP, MARK_NAME, MARK_NAMESPACE, Layout
 
@@ -43,12 +44,14 @@ def _kuberay(layout: Layout) -> Documents:
 
 
 def _kuberay_definitions(layout: Layout) -> Documents:
-    return _read_all(build.folder(layout, build.KUBERAY) / "crds")
+    folder = build.folder(layout, build.KUBERAY)
+    return _kept(folder / "definitions.json", lambda: _read_all(folder / "crds"))
 
 
 def _training_rendered(layout: Layout) -> Documents:
-    overlay = build.folder(layout, build.TRAINING_OPERATOR) / "manifests" / "overlays" / "standalone"
-    return kube.documents(kube.kubectl(layout, "kustomize", overlay))
+    folder = build.folder(layout, build.TRAINING_OPERATOR)
+    overlay = folder / "manifests" / "overlays" / "standalone"
+    return _kept(folder / "rendered.json", lambda: kube.documents(kube.kubectl(layout, "kustomize", overlay)))
 
 
 def _training_definitions(layout: Layout) -> Documents:
@@ -192,6 +195,14 @@ def _note_applied(layout: Layout, addon: Addon, applied: str) -> None:
 def _wait_established(layout: Layout, definitions: Documents) -> None:
     names = [f"customresourcedefinition/{definition['metadata']['name']}" for definition in definitions]
     kube.kubectl(layout, "wait", "--for=condition=Established", "--timeout=60s", *names)
+
+
+def _kept(path: Path, make: Callable[[], Documents]) -> Documents:
+    """Return objects from a file beside the programs they belong to, made once: megabytes of YAML take seconds."""
+    if not path.exists():
+        write_aside(path, json.dumps(make()))
+    kept: Documents = json.loads(path.read_text())
+    return kept
 
 
 def _read_all(folder: Path) -> Documents:

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,14 +171,6 @@ def go_version(text: str) -> tuple[int, int]:
     """Return major and minor from `go version`; (0, 0) if it says something else."""
     match = re.search(r"\bgo(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else (0, 0)
-
-
-def remove_old(layout: Layout, tools: Iterable[Tool] = ALL) -> None:
-    """Remove programs of versions no longer pinned."""
-    keep = {folder(layout, tool) for tool in tools}
-    for path in (layout.cache / "tools").glob("*"):
-        if path not in keep:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _install_go(layout: Layout, home: Path) -> None:

@@ -32,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.advice:
             print(f"  -> {error.advice}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         print("devcluster: stopped; the next command goes on from here", file=sys.stderr)
         return 130
@@ -144,6 +147,11 @@ def _addons(layout: Layout, options: argparse.Namespace) -> int:
     return 0
 
 
+def _default_runtime(layout: Layout, options: argparse.Namespace) -> int:
+    cluster.choose_default_runtime(layout, options.handler)
+    return 0
+
+
 def _gpus(layout: Layout, _: argparse.Namespace) -> int:
     with cluster.changing(layout):
         note = gpus.install_library(layout)
@@ -186,6 +194,9 @@ def _parser() -> argparse.ArgumentParser:
     add("kubeconfig", _kubeconfig, "print the path of the administrator's kubeconfig")
     add("env", _env, "print shell lines that set PATH and KUBECONFIG")
     add("gpus", _gpus, "install the simulated library anew, and its state if either has changed")
+    add("default-runtime", _default_runtime, "choose the runtime of pods without RuntimeClass").add_argument(
+        "handler", help="runc (which it is at first), nvidia, nvidia-refused, nvidia-no-all"
+    )
     extra = add("addons", _addons, "apply or delete an add-on, with its CRDs")
     extra.add_argument("action", choices=["apply", "delete"])
     extra.add_argument("name")

@@ -89,6 +89,13 @@ def start(layout: Layout, name: str) -> None:
         components.start(_processes(layout), components.named(layout, name))
 
 
+def choose_default_runtime(layout: Layout, handler: str) -> None:
+    """Choose the runtime of pods that name no RuntimeClass. Pods that run go on under the one they have."""
+    with changing(layout):
+        containerd.choose_default_runtime(layout, handler)
+        components.start(_processes(layout), components.named(layout, "containerd"))
+
+
 def run_parts(parts: list[Part]) -> None:
     """Do parts one after the other, with progress."""
     progress = Progress(len(parts))

@@ -71,6 +71,15 @@ def configure(layout: Layout) -> None:
     write_aside(layout.config / "containerd.toml", text)
 
 
+def choose_default_runtime(layout: Layout, handler: str) -> None:
+    """Choose the handler of pods that name no RuntimeClass; takes effect when containerd is started anew."""
+    known = ("runc", *GPU_HANDLERS)
+    if handler not in known:
+        raise ClusterError(f"There is no runtime handler «{handler}».", f"The handlers: {', '.join(known)}")
+    write_aside(layout.state / "default-runtime", handler + "\n")
+    configure(layout)
+
+
 def spec(layout: Layout) -> Spec:
     """Return how containerd is started."""
     program = shutil.which("containerd") or "containerd"
