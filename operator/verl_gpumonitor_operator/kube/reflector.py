@@ -17,13 +17,15 @@ from typing import Final, Generic, Protocol, TypeVar
 import msgspec
 
 from .client import KubeClient, Query
-from .errors import ExpiredError, KubeError, classify
+from .errors import ExpiredError, KubeError, UnreachableError, classify
 
 CHUNK: Final = 500
 WATCH_SECONDS: Final = 300
 """The server ends each watch after this time, so that no stream lives for ever."""
-INACTIVITY_SECONDS: Final = 75.0
-"""The server sends a bookmark each 60 s; a stream that is silent for longer is dead."""
+INACTIVITY_SECONDS: Final = 120.0
+"""The server sends a bookmark about each minute; a stream that is silent for twice as long is dead."""
+MAX_RESUMED: Final = 3
+"""A watch that breaks is taken up from where it was, so often in a row; then it is time for a list."""
 MAX_BACKOFF_SECONDS: Final = 30.0
 SHORTEST_WATCH_SECONDS: Final = 1.0
 
@@ -128,18 +130,27 @@ class Reflector(Generic[T]):
     mirror: Mirror[T]
     state: ReflectorState = field(default_factory=ReflectorState)
     _known: dict[str, T] = field(default_factory=dict)
+    _version: str | None = None
+    """Resource version from which to go on; None: list anew."""
 
     async def run(self) -> None:
         """List, watch, and begin again after each failure, ever slower up to 30 s."""
-        delay = 0.0
+        delay, failures = 0.0, 0
         while True:
             try:
-                version = await self._list()
-                delay = 0.0
-                await self._watch(version)
+                if self._version is None:
+                    self._version = await self._list()
+                    delay = 0.0
+                await self._watch()
+                delay, failures = 0.0, 0
+                continue
             except ExpiredError:
+                self._version = None
                 logger.info("list is too old, listing again", extra={"path": self.path})
             except (KubeError, msgspec.DecodeError) as error:
+                failures += 1
+                if failures > MAX_RESUMED or not isinstance(error, UnreachableError):
+                    self._version, failures = None, 0
                 delay = self._failed(error, delay)
             await asyncio.sleep(delay * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, no secret
 
@@ -170,23 +181,24 @@ class Reflector(Generic[T]):
         self._touch()
         return version
 
-    async def _watch(self, version: str) -> None:
-        while True:
-            query: dict[str, str | int | bool] = {
-                **self.query,
-                "watch": True,
-                "allowWatchBookmarks": True,
-                "resourceVersion": version,
-                "timeoutSeconds": WATCH_SECONDS,
-            }
-            began = asyncio.get_running_loop().time()
-            async with self.client.stream(self.path, query, inactivity_seconds=INACTIVITY_SECONDS) as lines:
-                async for line in lines:
-                    self._touch()
-                    version = self._apply(_event_decoder.decode(line)) or version
-            # A server that is going down may end each stream at once.
-            if asyncio.get_running_loop().time() - began < SHORTEST_WATCH_SECONDS:
-                await asyncio.sleep(SHORTEST_WATCH_SECONDS)
+    async def _watch(self) -> None:
+        """Follow one watch to its end, which the server makes after `WATCH_SECONDS`."""
+        query: dict[str, str | int | bool] = {
+            **self.query,
+            "watch": True,
+            "allowWatchBookmarks": True,
+            "resourceVersion": self._version or "",
+            "timeoutSeconds": WATCH_SECONDS,
+        }
+        began = asyncio.get_running_loop().time()
+        async with self.client.stream(self.path, query, inactivity_seconds=INACTIVITY_SECONDS) as lines:
+            async for line in lines:
+                self._touch()
+                self.state.last_error = None
+                self._version = self._apply(_event_decoder.decode(line)) or self._version
+        # A server that is going down may end each stream at once.
+        if asyncio.get_running_loop().time() - began < SHORTEST_WATCH_SECONDS:
+            await asyncio.sleep(SHORTEST_WATCH_SECONDS)
 
     def _apply(self, event: _RawEvent) -> str | None:
         """Take one event; returns the resource version to go on from."""
