@@ -64,7 +64,12 @@ def _training_objects(layout: Layout) -> Documents:
 
 
 def adapted_training(document: dict[str, Any]) -> dict[str, Any]:
-    """Return an object of the training-operator's own manifests with our images in it, and what follows from them."""
+    """Return an object of the training-operator's own manifests with our images in it, and what follows from them.
+
+    The CA of its webhook is left out: the operator writes it itself, and applying ours again would take it away.
+    """
+    for webhook in document.get("webhooks", []):
+        webhook["clientConfig"].pop("caBundle", None)
     if document["kind"] != "Deployment":
         return document
     container = document["spec"]["template"]["spec"]["containers"][0]

@@ -173,6 +173,12 @@ def test_the_training_operator_gets_our_images() -> None:
     assert f"--pytorch-init-container-image={images.BASE.reference}" in adapted["args"]
 
 
+def test_the_training_operators_ca_is_its_own_affair() -> None:
+    webhook = {"name": "validator", "clientConfig": {"caBundle": "Cg==", "service": {"name": "training-operator"}}}
+    adapted = addons.adapted_training({"kind": "ValidatingWebhookConfiguration", "webhooks": [webhook]})
+    assert adapted["webhooks"][0]["clientConfig"] == {"service": {"name": "training-operator"}}
+
+
 def test_namespaces_are_made_first() -> None:
     objects = [{"kind": "Service"}, {"kind": "Namespace"}, {"kind": "Deployment"}]
     assert [document["kind"] for document in addons.namespaces_first(objects)] == ["Namespace", "Service", "Deployment"]
