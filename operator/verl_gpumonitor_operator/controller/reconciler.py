@@ -67,6 +67,8 @@ class Entry:
     """Its status is from before a restart, and not every pod has reported since."""
     finished: bool = False
     """It has ended, and its last status is written."""
+    most_reported: int = 0
+    """Most GPUs that were seen well at one time."""
     ended_unseen: bool = False
     """It had ended before it was first seen, so that there is nothing to say of it."""
     assessment: Assessment | None = None
@@ -391,12 +393,14 @@ class Reconciler:
             if judging
             else ended_assessment(entry.states)
         )
+        entry.most_reported = max(entry.most_reported, sum(1 for gpu in gpus if gpu.reported))
         picture = Picture(
             job=workload.job,
             phase=phase_of(workload),
             ended=ended,
             completed_at=self._completed_at(workload, entry) if ended else None,
             gpus_requested=self._gpus_requested(workload, tracks),
+            most_reported=entry.most_reported,
             gpus=gpus,
             pods=summaries,
             telemetry=telemetry,

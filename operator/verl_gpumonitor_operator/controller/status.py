@@ -85,6 +85,8 @@ class Picture:
     ended: bool
     completed_at: float | None
     gpus_requested: int
+    most_reported: int
+    """Most GPUs that were seen well at one time; what an ended job shows, whose pods end one after the other."""
     gpus: Sequence[GpuView]
     pods: Sequence[PodSummary]
     telemetry: Sequence[Telemetry]
@@ -117,7 +119,7 @@ def render(picture: Picture, *, before: Mapping[str, Any], now: float) -> Status
             "message": job.message[:1024] if job.message else None,
             "rayCluster": job.ray_cluster,
         },
-        "gpus": kept["gpus"] if kept else _gpus(picture),
+        "gpus": _gpus(picture, before),
         "utilization": _utilization(picture),
         "memory": _memory(picture),
         "dataQuality": {**(kept.get("dataQuality", {}) if kept else _quality(picture)), **_losses(picture.totals)},
@@ -132,18 +134,24 @@ def render(picture: Picture, *, before: Mapping[str, Any], now: float) -> Status
 
 def keeps_what_was_seen(picture: Picture, before: Mapping[str, Any]) -> bool:
     """Whether an ended job's pods and GPUs stay as they were seen last: by now fewer of them are there than then."""
-    gpus = before.get("gpus")
-    if not picture.ended or not isinstance(gpus, Mapping):
-        return False
-    return _reported(picture) == 0 or _reported(picture) < gpus.get("reported", 0)
+    return picture.ended and (_reported(picture) == 0 or _reported(picture) < _known_gpus(before, "reported"))
 
 
 def _reported(picture: Picture) -> int:
     return sum(1 for gpu in picture.gpus if gpu.reported)
 
 
-def _gpus(picture: Picture) -> Mapping[str, Any]:
+def _known_gpus(before: Mapping[str, Any], key: str) -> int:
+    gpus = before.get("gpus")
+    known = gpus.get(key) if isinstance(gpus, Mapping) else None
+    return known if isinstance(known, int) else 0
+
+
+def _gpus(picture: Picture, before: Mapping[str, Any]) -> Mapping[str, Any]:
     reported, requested = _reported(picture), picture.gpus_requested
+    if picture.ended:
+        reported = max(picture.most_reported, _known_gpus(before, "reported"))
+        requested = max(requested, _known_gpus(before, "requested"))
     return {"requested": requested, "reported": reported, "text": f"{reported}/{requested}"}
 
 

@@ -64,6 +64,7 @@ def picture(**more: Any) -> Picture:
         "ended": False,
         "completed_at": None,
         "gpus_requested": 4,
+        "most_reported": 4,
         "gpus": [view(number) for number in range(4)],
         "pods": [summary("w-0")],
         "telemetry": [Telemetry.of(report("w-0"), NOW)],
@@ -86,6 +87,13 @@ def test_a_running_job_shows_the_present_and_an_ended_one_its_whole_life() -> No
     assert ended["memory"]["peakBytes"] == 70 * GIB
     assert ended["gpus"] == running["gpus"]
     assert ended["worstGpus"] == running["worstGpus"]
+
+
+def test_pods_that_end_one_after_the_other_do_not_make_a_job_smaller() -> None:
+    half = render(picture(gpus=[view(0), view(1)]), before={}, now=NOW)
+    assert half["gpus"]["text"] == "2/4"
+    ended = render(picture(ended=True, gpus=[], gpus_requested=0), before=half, now=NOW)
+    assert ended["gpus"]["text"] == "4/4"
 
 
 def test_what_is_unknown_has_no_key() -> None:
@@ -283,6 +291,7 @@ PICTURES = st.builds(
     ended=st.booleans(),
     completed_at=st.none() | st.floats(0, 4e9),
     gpus_requested=st.integers(0, 10**6),
+    most_reported=st.integers(0, 10**6),
     gpus=st.lists(VIEWS, max_size=24),
     pods=st.lists(PODS, max_size=24),
     telemetry=st.lists(TELEMETRY, max_size=8),
