@@ -1,0 +1,142 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Names of the controller's series are public; unknown values have none, and what is gone leaves none."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.unit.controller.test_reconciler import Life, living
+from verl_gpumonitor_operator.controller.certificates import CertificateState
+from verl_gpumonitor_operator.controller.jobs import JobKind
+from verl_gpumonitor_operator.controller.lease import Lease
+from verl_gpumonitor_operator.controller.metrics import ControllerCollector, Parts
+from verl_gpumonitor_operator.controller.pods import PodStore
+from verl_gpumonitor_operator.controller.server import HealthServer
+from verl_gpumonitor_operator.controller.sweep import SweepState
+from verl_gpumonitor_operator.controller.watch import Watched, WatchState
+
+NAMES = {
+    "gpumonitor_controller_certificate_failures_total",
+    "gpumonitor_controller_kind_unavailable",
+    "gpumonitor_controller_leading",
+    "gpumonitor_controller_looks_total",
+    "gpumonitor_controller_missed_deletions_total",
+    "gpumonitor_controller_pod_watch_failures_total",
+    "gpumonitor_controller_pods",
+    "gpumonitor_controller_ready",
+    "gpumonitor_controller_sweep_failures_total",
+    "gpumonitor_controller_sweeps_total",
+    "gpumonitor_controller_tick_lag_seconds",
+    "gpumonitor_controller_watch_restarts_total",
+    "gpumonitor_crd_pruned_field",
+    "gpumonitor_events_total",
+    "gpumonitor_events_waiting",
+    "gpumonitor_monitors_created_total",
+    "gpumonitor_monitors_deleted_total",
+    "gpumonitor_status_writes_total",
+    "gpumonitor_status_writes_waiting",
+    "gpumonitor_workload_finding",
+    "gpumonitor_workload_gpus_reported",
+    "gpumonitor_workload_gpus_requested",
+    "gpumonitor_workload_info",
+    "gpumonitor_workload_memory_peak_ratio",
+    "gpumonitor_workload_pods_unmonitored",
+    "gpumonitor_workload_utilization_ratio",
+}
+
+
+def registry_of(life: Life) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(
+        ControllerCollector(
+            Parts(
+                reconciler=life.reconciler,
+                writer=life.writer,
+                recorder=life.recorder,
+                pods=PodStore(lambda: True),
+                lease=cast(Lease, SimpleNamespace(leading=True)),
+                watch=WatchState(refused=frozenset({Watched.TRAIN_JOB})),
+                sweep=SweepState(absent={"RayJob"}),
+                certificates=CertificateState(),
+                pod_failures=lambda: 0,
+                ready=lambda: True,
+            )
+        )
+    )
+    return registry
+
+
+def scraped(life: Life) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Series by name and labels. Fails where one comes twice."""
+    series: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for family in text_string_to_metric_families(generate_latest(registry_of(life)).decode()):
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in series
+            series[key] = sample.value
+    return series
+
+
+def of_workload(life: Life) -> dict[str, float]:
+    return {name: value for (name, _), value in scraped(life).items() if name.startswith("gpumonitor_workload")}
+
+
+async def test_names() -> None:
+    async with living() as life:
+        life.writer.counts.pruned_fields = frozenset({"status.x"})
+        life.job()
+        life.pod()
+        await life.reporting(120, used=(78, 19, 19, 19))
+        found = scraped(life)
+        assert {name for name, _ in found} == NAMES
+        finding = {dict(labels)["reason"] for name, labels in found if name == "gpumonitor_workload_finding"}
+        assert finding == {"OOMRisk", "Imbalance"}
+        kinds = {labels for name, labels in found if name == "gpumonitor_controller_kind_unavailable"}
+        assert kinds == {(("kind", "RayJob"), ("reason", "absent")), (("kind", "TrainJob"), ("reason", "forbidden"))}
+
+
+async def test_unknown_values_have_no_series() -> None:
+    async with living() as life:
+        life.job()
+        life.pod(injected=None)
+        await life.run(5)
+        found = of_workload(life)
+        assert found["gpumonitor_workload_gpus_reported"] == 0
+        assert found["gpumonitor_workload_pods_unmonitored"] == 1
+        assert not {"gpumonitor_workload_utilization_ratio", "gpumonitor_workload_memory_peak_ratio"} & found.keys()
+
+
+async def test_a_workload_that_is_gone_leaves_no_series() -> None:
+    async with living() as life:
+        life.job()
+        record = life.pod()
+        await life.reporting(30)
+        life.workloads.pod_gone(record)
+        life.reconciler.job_gone(JobKind.PYTORCH_JOB, "uid-sft")
+        await life.run(60)
+        assert of_workload(life) == {}
+
+
+async def fetched(port: int, path: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
+        return answer.status, await answer.text()
+
+
+async def test_health_answers_while_not_ready() -> None:
+    why: list[Any] = ["lists are not complete"]
+    server = HealthServer(CollectorRegistry(), ready=lambda: why[0], host="127.0.0.1", port=0)
+    await server.start()
+    try:
+        assert (await fetched(server.port, "/healthz"))[0] == 200
+        assert await fetched(server.port, "/readyz") == (503, "lists are not complete\n")
+        why[0] = None
+        assert (await fetched(server.port, "/readyz"))[0] == 200
+        assert (await fetched(server.port, "/metrics"))[0] == 200
+    finally:
+        await server.close()
+        await asyncio.sleep(0)
