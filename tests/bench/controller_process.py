@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from tests.bench.controller_load import report_of
+from verl_gpumonitor_operator.admission import logs
 from verl_gpumonitor_operator.controller.main import Controller, Options
 from verl_gpumonitor_operator.controller.ports import PodIdentity, PodRecord
 from verl_gpumonitor_operator.controller.writer import Outcome
@@ -163,7 +164,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--began", type=float, required=True)
     given = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING)
+    logs.configure(logging.WARNING)
     asyncio.run(run(given.kubeconfig, given.seconds, given.began))
 
 
