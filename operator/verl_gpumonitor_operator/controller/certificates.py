@@ -117,6 +117,7 @@ class CertificateKeeper:
         self._load_leaf = load_leaf
         self._now = now
         self._pem: str | None = None
+        self._refused = False
         self.state = CertificateState()
 
     @property
@@ -169,8 +170,11 @@ class CertificateKeeper:
         try:
             if await self._publisher.publish(bundle):
                 logger.info("caBundle was published")
+            self._refused = False
         except ForbiddenError as error:
-            logger.warning("caBundle may not be patched", extra={"error": str(error)})
+            if not self._refused:
+                logger.warning("caBundle may not be patched", extra={"error": str(error)})
+            self._refused = True
 
 
 def _data(found: SecretData | None) -> Mapping[str, bytes]:

@@ -33,6 +33,7 @@ from .status import Status, Urgency, merge_patch
 logger = logging.getLogger(__name__)
 
 WORKERS: Final = 4
+SAY_SECONDS: Final = 30.0
 
 
 class Outcome(StrEnum):
@@ -110,6 +111,7 @@ class StatusWriter:
             Urgency.DRIFT: OrderedDict(),
         }
         self._ready = asyncio.Semaphore(0)
+        self._said_at: dict[Outcome, float] = {}
         self.counts = WriteCounts()
 
     @property
@@ -162,13 +164,20 @@ class StatusWriter:
         try:
             answer = await self._client.merge_patch(f"{path}/status", {"status": patch})
         except KubeError as error:
-            outcome = outcome_of(error)
-            level = logging.ERROR if outcome is Outcome.INVALID else logging.WARNING
-            target = {"kind": monitors.KIND, "namespace": write.namespace, "name": write.name}
-            logger.log(level, "status was not written", extra={"object": target, "error": str(error)})
-            return outcome
+            self._say("status was not written", error, namespace=write.namespace, name=write.name)
+            return outcome_of(error)
         self._look_for_pruning(write.status, answer)
         return Outcome.WRITTEN
+
+    def _say(self, message: str, error: KubeError, *, namespace: str, name: str) -> None:
+        """Log a failure, but one of a kind in a while: what ails one write mostly ails a thousand."""
+        outcome, now = outcome_of(error), self._clock()
+        if now - self._said_at.get(outcome, -SAY_SECONDS) < SAY_SECONDS:
+            return
+        self._said_at[outcome] = now
+        level = logging.ERROR if outcome is Outcome.INVALID else logging.WARNING
+        target = {"kind": monitors.KIND, "namespace": namespace, "name": name}
+        logger.log(level, message, extra={"object": target, "error": str(error)})
 
     def _look_for_pruning(self, status: Status, answer: bytes) -> None:
         """An older CRD drops fields that it does not know, silently. Say so once for each."""
@@ -199,8 +208,7 @@ class StatusWriter:
                 created = await self._client.get(f"{path}/{name}")
         except KubeError as error:
             self.counts.outcomes[outcome_of(error)] += 1
-            target = {"kind": monitors.KIND, "namespace": namespace, "name": name}
-            logger.warning("GPUMonitor was not created", extra={"object": target, "error": str(error)})
+            self._say("GPUMonitor was not created", error, namespace=namespace, name=name)
             return None
         return monitors.from_object(msgspec.json.decode(created))
 
