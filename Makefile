@@ -11,6 +11,8 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 FAKENVML := tests/fakenvml/build/libnvidia-ml.so.1
+TOOLS := .cache/tools
+PROMTOOL := $(TOOLS)/promtool
 TYPED := library sidecar operator/verl_gpumonitor_operator devcluster tests examples
 
 # `devcluster` builds and starts the local cluster. `existing` uses the cluster of the current kubeconfig, and then
@@ -33,6 +35,7 @@ demo-down: $(READY) ## Remove what the demo made; the build cache stays (`make p
 	@$(PYTHON) -m examples.demo down
 
 .PHONY: test
+test: export HYPOTHESIS_PROFILE := thorough
 test: check cluster-test ## Every test: static checks, unit, contract, and behaviour on the real cluster
 
 .PHONY: check
@@ -57,8 +60,8 @@ format: $(READY) ## Format and fix what can be fixed
 	@$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .
 
 .PHONY: unit
-unit: $(READY) $(FAKENVML) ## Unit and contract tests
-	@$(PYTHON) -m pytest tests/unit tests/contract
+unit: $(READY) $(FAKENVML) $(PROMTOOL) ## Unit and contract tests
+	@PATH="$(CURDIR)/$(TOOLS):$$PATH" $(PYTHON) -m pytest -n 6 --dist worksteal tests/unit tests/contract
 
 .PHONY: cluster-test
 cluster-test: cluster-up ## Behaviour on the real cluster
@@ -99,6 +102,16 @@ $(READY): requirements/dev.txt pyproject.toml
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/dev.txt
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
+
+# Out of Debian's package, without its service. Elsewhere a promtool on PATH serves.
+$(PROMTOOL): | $(READY)
+	@mkdir -p $(TOOLS)
+	@if command -v promtool >/dev/null; then ln -sf "$$(command -v promtool)" $@; \
+	elif command -v apt-get >/dev/null; then \
+	  folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && chmod 755 "$$folder" && cd "$$folder" && \
+	  { apt-get download -qq prometheus 2>/dev/null || { apt-get update -qq && apt-get download -qq prometheus; }; } && \
+	  dpkg-deb -x prometheus_*.deb . && install usr/bin/promtool "$(CURDIR)/$@"; \
+	else echo "Please install promtool (it comes with Prometheus)" >&2; exit 1; fi
 
 $(FAKENVML): $(wildcard tests/fakenvml/*.c tests/fakenvml/*.h tests/fakenvml/*.txt tests/fakenvml/Makefile)
 	@$(MAKE) --no-print-directory -C tests/fakenvml

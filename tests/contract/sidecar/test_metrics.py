@@ -292,7 +292,6 @@ def test_names_have_prefix_and_base_unit(gpus: simgpu.StateFile, start: Start) -
         assert name.startswith("gpumonitor_")
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_accepts_the_page(gpus: simgpu.StateFile, start: Start) -> None:
     sidecar = start()
     sidecar.wait(all_up)

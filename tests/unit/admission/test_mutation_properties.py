@@ -75,7 +75,7 @@ NAMESPACES = st.builds(
     ),
     st.lists(st.builds(Quota, name=st.just("q"), hard=HARD, used=HARD), max_size=2),
 )
-RELAXED = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+RELAXED = settings(suppress_health_check=list(HealthCheck))
 
 
 @st.composite

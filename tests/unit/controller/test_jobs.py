@@ -5,7 +5,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.controller.builders import GPUS, gpu_template, metadata
@@ -212,7 +212,6 @@ FIELDS = st.sampled_from(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     kind=st.sampled_from(JobKind),
     spec=ANYTHING | st.dictionaries(FIELDS, ANYTHING, max_size=4),

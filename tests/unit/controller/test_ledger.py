@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.controller.builders import GIB, gpu, report
@@ -87,7 +87,6 @@ def same(one: Totals, other: Totals) -> bool:
     )
 
 
-@settings(max_examples=100, deadline=None)
 @given(run=runs(), data=st.data())
 def test_loss_repetition_and_order_do_not_matter(run: Run, data: st.DataObject) -> None:
     """As long as the last report of each start arrives some time, the sums are those of an undisturbed run."""
@@ -97,7 +96,6 @@ def test_loss_repetition_and_order_do_not_matter(run: Run, data: st.DataObject) 
     assert same(disturbed.totals(gone=True), counted(run.reports).totals(gone=True))
 
 
-@settings(max_examples=100, deadline=None)
 @given(run=runs(), data=st.data())
 def test_a_restart_of_the_controller_does_not_matter(run: Run, data: st.DataObject) -> None:
     """What is counted, written down, read back and counted on equals what is counted in one life."""
