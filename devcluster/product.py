@@ -6,6 +6,7 @@ On the local cluster the images are built from this checkout. On an existing one
 caller names, and nothing but `helm upgrade --install` is done.
 """
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -18,6 +19,11 @@ from devcluster.layout import IMAGE_PREFIX, Layout
 
 RELEASE = "gpumonitor"
 NAMESPACE = "gpumonitor-system"
+IMAGE_INPUTS = (
+    *("Dockerfile", "containers", "library", "sidecar", "operator"),
+    *("requirements/sidecar.txt", "requirements/operator.txt"),
+)
+"""What the Dockerfile copies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,22 +44,25 @@ def local_access(layout: Layout) -> Access:
     return Access(kubectl=layout.program("kubectl"), helm=layout.program("helm"), kubeconfig=layout.kubeconfig)
 
 
-def build_images(tag: str) -> str:
-    """Build both images from this checkout into the local cluster. Returns their repository prefix."""
-    prefix = f"{IMAGE_PREFIX}/gpumonitor"
+def build_images(layout: Layout) -> dict[str, str]:
+    """Build both images from this checkout into the local cluster. Returns the chart's values `image`."""
+    registry, tag = f"{IMAGE_PREFIX}/gpumonitor", content_tag(layout.repository)
     for target in ("sidecar", "operator"):
-        command = [
-            sys.executable,
-            "-m",
-            "devcluster",
-            "build-image",
-            "--target",
-            target,
-            "--tag",
-            f"{prefix}/{target}:{tag}",
-        ]
-        subprocess.run(command, check=True)
-    return prefix
+        reference = f"{registry}/{target}:{tag}"
+        command = [sys.executable, "-m", "devcluster", "build-image", "--target", target, "--tag", reference]
+        subprocess.run(command, check=True, cwd=layout.repository, stdout=subprocess.DEVNULL)
+    return {"registry": registry, "tag": tag}
+
+
+def content_tag(repository: Path) -> str:
+    """Name what the images are made of. A tag that stayed the same would leave running pods as they are."""
+    found = hashlib.sha256()
+    for name in IMAGE_INPUTS:
+        top = repository / name
+        for file in sorted(top.rglob("*")) if top.is_dir() else [top]:
+            if file.is_file() and "__pycache__" not in file.parts:
+                found.update(str(file.relative_to(repository)).encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def install(access: Access, *, chart: Path, values: Mapping[str, Any], timeout_seconds: int = 180) -> None:

@@ -25,7 +25,6 @@ from devcluster.layout import default_layout
 REPOSITORY = Path(__file__).resolve().parent.parent
 CHART = REPOSITORY / "charts" / "gpumonitor"
 NAMESPACE = "demo"
-TAG = "demo"
 LIVELY = {"report": {"intervalSeconds": 5}, "controller": {"statusMinIntervalSeconds": 2}}
 """Sooner than the defaults, for someone who watches."""
 JOB_LIMIT_SECONDS = 600.0
@@ -117,9 +116,10 @@ def up_local() -> None:
     """Run the whole demo on the local cluster."""
     _title("1/5 The local cluster (the first time it is compiled: about 20 minutes)")
     subprocess.run([sys.executable, "-m", "devcluster", "up"], check=True, cwd=REPOSITORY)
-    access = product.local_access(default_layout())
+    layout = default_layout()
+    access = product.local_access(layout)
     _title("2/5 GPUMonitor: its images, and `helm install`")
-    values = {"image": {"registry": product.build_images(TAG), "tag": TAG}, **LIVELY}
+    values = {"image": product.build_images(layout), **LIVELY}
     product.install(access, chart=CHART, values=values)
     demo = Demo(access)
     demo.say("get", "pods", "-n", product.NAMESPACE)

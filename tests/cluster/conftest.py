@@ -56,15 +56,9 @@ def kubectl(access: product.Access) -> Kubectl:
 
 
 @pytest.fixture(scope="session")
-def images() -> str:
-    """Repository prefix of our images, built from this checkout."""
-    return product.build_images("test")
-
-
-@pytest.fixture(scope="session")
-def values(images: str) -> dict[str, object]:
-    """Chart values of the tests."""
-    return {"image": {"registry": images, "tag": "test"}, **FAST}
+def values(kubectl: Kubectl) -> dict[str, object]:
+    """Chart values of the tests, with images built from this checkout."""
+    return {"image": product.build_images(default_layout()), **FAST}
 
 
 @pytest.fixture(scope="session")

@@ -193,14 +193,3 @@ def test_a_driver_that_comes_late(kubectl: Kubectl, gpus: simgpu.StateFile, name
         within=40,
         what="telemetry back",
     )
-
-
-def test_without_the_library_the_reason_is_said(kubectl: Kubectl, namespace: str) -> None:
-    """A pod outside NVIDIA's runtime: no library, no GPU shown, and the job runs."""
-    command = ["python3", "-c", "import time; time.sleep(300)"]
-    job = jobs.pytorchjob("bare", command=command, gpus=1, runtime_class="nvidia")
-    for replica in job["spec"]["pytorchReplicaSpecs"].values():
-        del replica["template"]["spec"]["runtimeClassName"]
-    kubectl.apply(job, namespace)
-    monitors.await_condition(kubectl, "bare", namespace, "TelemetryAvailable", value="False", reason="NoLibrary")
-    assert monitors.status(kubectl, "bare", namespace)["gpus"]["text"] == "0/1"

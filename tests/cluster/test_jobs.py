@@ -61,7 +61,7 @@ def test_each_worker_names_the_gpus_that_the_device_plugin_gave_it(kubectl: Kube
 def test_a_submitter_has_no_sidecar(kubectl: Kubectl, rayjob: tuple[str, str]) -> None:
     _, namespace = rayjob
     submitters = eventually(
-        lambda: kubectl.list("pod", namespace, selector="ray.io/originated-from-crd=RayJob"),
+        lambda: kubectl.list("pod", namespace, selector="batch.kubernetes.io/job-name=verl-grpo"),
         within=120,
         what="a submitter",
     )
@@ -130,3 +130,14 @@ def test_health_is_unknown_without_telemetry_and_ok_with_it(kubectl: Kubectl, na
     )
     assert now
     assert condition(monitors.monitor(kubectl, "seen", namespace), "TelemetryAvailable")["status"] == "True"
+
+
+def test_without_the_library_the_reason_is_said(kubectl: Kubectl, namespace: str) -> None:
+    """A pod outside NVIDIA's runtime: no library, no GPU shown, and the job runs."""
+    command = ["python3", "-c", "import time; time.sleep(300)"]
+    job = jobs.pytorchjob("bare", command=command, gpus=1, runtime_class="nvidia")
+    for replica in job["spec"]["pytorchReplicaSpecs"].values():
+        del replica["template"]["spec"]["runtimeClassName"]
+    kubectl.apply(job, namespace)
+    monitors.await_condition(kubectl, "bare", namespace, "TelemetryAvailable", value="False", reason="NoLibrary")
+    assert monitors.status(kubectl, "bare", namespace)["gpus"]["text"] == "0/1"

@@ -3,15 +3,18 @@
 """What happens to the jobs while parts of ours, or of the cluster, are away. These tests disturb the whole cluster."""
 
 import base64
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from devcluster import product
 from tests.cluster import jobs, monitors
@@ -23,6 +26,7 @@ pytestmark = [pytest.mark.disturbing, pytest.mark.usefixtures("release")]
 
 WEBHOOK = f"{product.RELEASE}-webhook"
 CONTROLLER = f"{product.RELEASE}-controller"
+CHART = REPOSITORY / "charts" / "gpumonitor"
 
 
 def injected(pod: jobs.Object) -> bool:
@@ -212,38 +216,62 @@ def test_a_kind_that_appears_later_is_picked_up(kubectl: Kubectl, namespace: str
     monitors.await_gpus(kubectl, "late", namespace, "8/8", within=120)
 
 
+OURS = "all,secret,configmap,lease,serviceaccount,role,rolebinding,poddisruptionbudget,networkpolicy"
+EVERYWHERE = ",".join(
+    (
+        "clusterrole",
+        "clusterrolebinding",
+        "mutatingwebhookconfiguration",
+        "validatingadmissionpolicy",
+        "validatingadmissionpolicybinding",
+    )
+)
+CRD = "gpumonitors.gpumonitor.dev"
+
+
 def test_uninstall_leaves_the_crd_and_the_monitors_alone(
     kubectl: Kubectl, access: product.Access, values: dict[str, object], namespace: str
 ) -> None:
-    """And an upgrade from a chart whose CRD lacks fields brings them."""
     kubectl.apply(jobs.pytorchjob("kept", command=jobs.hold(300, utilization=[0.5], used_gib=[5.0]), gpus=1), namespace)
     monitors.await_phase(kubectl, "kept", namespace, "Running")
-    product.uninstall(access)
-    assert kubectl.get("gpumonitor", "kept", namespace)
-    left = kubectl.run(
-        *(
-            "get",
-            "all,secret,configmap,lease,serviceaccount,role,rolebinding,poddisruptionbudget",
-            "-n",
-            product.NAMESPACE,
-        ),
-        *("-o", "name"),
-    )
-    names = [line for line in left.split() if product.RELEASE in line]
-    assert not names
-    everywhere = kubectl.run(
-        "get",
-        "clusterrole,clusterrolebinding,mutatingwebhookconfiguration,validatingadmissionpolicy,validatingadmissionpolicybinding",
-        *("-l", f"app.kubernetes.io/instance={product.RELEASE}", "-o", "name"),
-    )
-    assert not everywhere.split()
-    crd: Any = kubectl.get("crd", "gpumonitors.gpumonitor.dev")
-    properties = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
-    kubectl.run(
-        *("patch", "crd", "gpumonitors.gpumonitor.dev", "--type=json", "-p"),
-        '[{"op":"remove","path":"/spec/versions/0/schema/openAPIV3Schema/properties/status/properties/totals"}]',
-    )
-    product.install(access, chart=REPOSITORY / "charts" / "gpumonitor", values=values)
+    try:
+        product.uninstall(access)
+        assert kubectl.get("gpumonitor", "kept", namespace)
+
+        def gone() -> bool:
+            left = kubectl.run("get", OURS, "-o", "name", "-n", product.NAMESPACE).split()
+            return not [name for name in left if product.RELEASE in name]
+
+        eventually(gone, within=60, what="nothing of ours in the operator's namespace")
+        assert not kubectl.run(
+            "get", EVERYWHERE, "-o", "name", "-l", f"app.kubernetes.io/instance={product.RELEASE}"
+        ).split()
+        assert kubectl.get("crd", CRD)
+    finally:
+        product.install(access, chart=CHART, values=values)
+        wait_for_injection(kubectl)
+
+
+def status_fields(kubectl: Kubectl) -> set[str]:
+    """Names of the status fields that the cluster's CRD has."""
+    crd: Any = kubectl.get("crd", CRD)
+    return set(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"])
+
+
+def test_an_upgrade_brings_new_fields(
+    kubectl: Kubectl, access: product.Access, values: dict[str, object], tmp_path: Path
+) -> None:
+    """From a chart whose CRD lacks a field to the present one."""
+    older = tmp_path / "gpumonitor"
+    shutil.copytree(CHART, older)
+    file = older / "files" / "gpumonitor.dev_gpumonitors.yaml"
+    crd = yaml.safe_load(file.read_text())
+    del crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]["totals"]
+    file.write_text(yaml.safe_dump(crd))
+    try:
+        product.install(access, chart=older, values=values)
+        assert "totals" not in status_fields(kubectl)
+    finally:
+        product.install(access, chart=CHART, values=values)
+    assert "totals" in status_fields(kubectl)
     wait_for_injection(kubectl)
-    back: Any = kubectl.get("crd", "gpumonitors.gpumonitor.dev")
-    assert back["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"] == properties

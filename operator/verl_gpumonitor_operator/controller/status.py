@@ -189,18 +189,24 @@ def percent(ratio: float) -> str:
 
 
 WEAKEST_FIRST: Final = ("none", "ray-agent", "nvml")
+BY_RAYS_AGENT: Final = (
+    "Pods are read through Ray's own agent, each 5 s, because their sidecars cannot read NVML:"
+    " load, memory, power and temperature are known, short peaks and errors are not."
+)
 
 
 def _quality(picture: Picture) -> Mapping[str, Any]:
     counted = [pod for pod in picture.pods if pod.gpus_requested > 0 and pod.verdict.seen is not Seen.DONE]
     sources = {item.source.value for item in picture.telemetry}
     ownerships = sorted({item.ownership.value for item in picture.telemetry})
+    source = next((word for word in WEAKEST_FIRST if word in sources), None)
+    message = picture.message or (BY_RAYS_AGENT if source == "ray-agent" else None)
     return {
-        "source": next((word for word in WEAKEST_FIRST if word in sources), None),
+        "source": source,
         "ownership": ", ".join(ownerships)[:64] or None,
         "podsMonitored": sum(1 for pod in counted if pod.verdict.seen is Seen.MONITORED),
         "podsUnmonitored": sum(1 for pod in picture.pods if pod.verdict.seen is Seen.UNMONITORED),
-        "message": picture.message[:1024] if picture.message else None,
+        "message": message[:1024] if message else None,
     }
 
 
