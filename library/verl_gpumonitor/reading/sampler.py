@@ -25,7 +25,7 @@ from verl_gpumonitor.timeline.accumulate import GpuAccumulator, add_sample, add_
 
 from .reader import PART_INIT, Reader, Reading, without_gauges
 from .samples import GpuSample, NodeSample, ReadingHealth
-from .watch import Abandoned, Call, CallWatch
+from .watch import Abandoned, Call, CallWatch, StopSign
 
 TIMED_OUT: Final = "CALL_TIMED_OUT"
 """Our own name, among NVML's, of the error of a GPU whose call hangs."""
@@ -33,6 +33,7 @@ REPEAT_SECONDS: Final = 600.0
 """A part that hangs again so soon after the last time is held out for a while after its return."""
 FIRST_HOLD_SECONDS: Final = 10.0
 MAX_HOLD_SECONDS: Final = 300.0
+_NONE: Final[frozenset[str]] = frozenset()
 
 
 class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,7 +98,7 @@ class Sampler:
         self._reader: Reader | None = None
         self._run: _Run | None = None
         self._watchdog: threading.Thread | None = None
-        self._stopping = threading.Event()
+        self._stopping = StopSign()
         self._stuck: dict[str, _Stuck] = {}
         self._reading = Reading()
         self._accumulators: dict[str, GpuAccumulator] = {}
@@ -108,7 +109,7 @@ class Sampler:
     def start(self) -> None:
         """Start the sampler thread and its watchdog. A second call does nothing."""
         with self._lock:
-            if self._run is not None or self._stopping.is_set():
+            if self._run is not None or self._stopping.given:
                 return
             self._start_run()
             self._watchdog = threading.Thread(target=self._watch_loop, name="gpumon-watchdog", daemon=True)
@@ -123,7 +124,8 @@ class Sampler:
 
     def stop(self, *, wait_seconds: float = 0.5) -> None:
         """Tell the threads to end, and wait that long at most: a hung one is left behind (they are daemons)."""
-        self._stopping.set()
+        with self._lock:
+            self._stopping.give()
         end = time.monotonic() + wait_seconds
         run = self._run
         for thread in (self._watchdog, None if run is None else run.thread):
@@ -147,7 +149,7 @@ class Sampler:
         interval = self._settings.interval_seconds
         memory_interval = self._settings.memory_interval_seconds
         full_at = memory_at = self._clock()
-        while not self._stopping.is_set() and self._run is run:
+        while not self._stopping.given and self._run is run:
             now = self._clock()
             full = now >= full_at
             full_at = _next(full_at, interval, now)
@@ -189,6 +191,8 @@ class Sampler:
 
     def _skipped(self, now: float) -> frozenset[str]:
         """Return the parts to leave out, after forgetting those whose time is over."""
+        if not self._stuck:
+            return _NONE
         for part, stuck in list(self._stuck.items()):
             if stuck.until is not None and now >= stuck.until + REPEAT_SECONDS:
                 del self._stuck[part]
@@ -205,12 +209,12 @@ class Sampler:
         """Add up a reading and publish it. The caller holds the lock."""
         now = self._clock()
         for sample in reading.gpus:
-            before = self._accumulators.get(sample.uuid, GpuAccumulator())
+            before = self._accumulators.get(sample.uuid) or GpuAccumulator()
             self._accumulators[sample.uuid] = add_sample(
                 before, sample, interval_seconds=self._settings.interval_seconds
             )
         for xid in reading.xids:
-            before = self._accumulators.get(xid.uuid, GpuAccumulator())
+            before = self._accumulators.get(xid.uuid) or GpuAccumulator()
             self._accumulators[xid.uuid] = add_xid(before, xid.code, at=now)
         self._reading = reading
         if full:
@@ -256,27 +260,35 @@ class Sampler:
     # --- the watchdog ----------------------------------------------------------------------------------------
 
     def _watch_loop(self) -> None:
-        period = min(1.0, self._settings.call_limit_seconds / 4)
-        while not self._stopping.wait(period):
-            self.check()
+        wait = self._settings.call_limit_seconds
+        while not self._stopping.wait(wait):
+            wait = self.check()
 
-    def check(self) -> None:
-        """Replace the sampler thread if its call hangs, or if it is gone. Called by the watchdog thread."""
+    def check(self) -> float:
+        """Replace the sampler thread if its call hangs, or if it is gone. Called by the watchdog thread.
+
+        Returns the seconds until a call can next have taken too long: a wake-up costs more than a look.
+        """
+        limit = self._settings.call_limit_seconds
         with self._lock:
             run = self._run
             if run is None:
-                return
+                return limit
             if run.thread is None or not run.thread.is_alive():
                 self._start_run()
-                return
+                return limit
             call = run.watch.call
-            if call is None or self._clock() - call.since < self._settings.call_limit_seconds:
-                return
+            if call is None:
+                return limit
+            left = call.since + limit - self._clock()
+            if left > 0:
+                return left
             if call.part == PART_INIT:
                 self._note_hung_init(run, call)
             elif run.watch.abandon(call):
                 self._leave_out(call)
                 self._start_run()
+            return limit
 
     def _leave_out(self, call: Call) -> None:
         """Leave the part out, and say so at once: the next pass may take its time."""

@@ -12,7 +12,7 @@ from verl_gpumonitor.model.vocabulary import GpuState, Source, UnavailableReason
 from verl_gpumonitor.reading.reader import Reader, Reading
 from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings
 from verl_gpumonitor.reading.samples import GpuSample, NodeSample
-from verl_gpumonitor.reading.watch import Abandoned, CallWatch
+from verl_gpumonitor.reading.watch import Abandoned, CallWatch, StopSign
 
 SETTINGS = SamplerSettings(interval_seconds=0.02, memory_interval_seconds=0.01, call_limit_seconds=0.2)
 
@@ -174,3 +174,25 @@ def test_a_call_that_came_back_in_time_is_not_abandoned() -> None:
     watch.begin("GPU-1", "another")
     assert not watch.abandon(call)
     watch.end()
+
+
+def test_the_watchdog_looks_again_when_the_call_in_progress_can_hang(sampler: Sampler, reader: OneGpu) -> None:
+    sampler.start()
+    until(sampler, good)
+    reader.gate.clear()
+    time.sleep(0.05)
+    assert 0 < sampler.check() < SETTINGS.call_limit_seconds
+
+
+def test_a_stop_sign_wakes_all_who_sleep() -> None:
+    sign, woken = StopSign(), []
+    threads = [threading.Thread(target=lambda: woken.append(sign.wait(10))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert not sign.wait(0.01)
+    sign.give()
+    sign.give()
+    for thread in threads:
+        thread.join(5)
+    assert woken == [True] * 3
+    assert sign.wait(0)
