@@ -4,7 +4,6 @@
 
 import base64
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ import pytest
 import yaml
 
 from devcluster import product
-from tests.cluster import jobs, monitors
+from tests.cluster import jobs, monitors, untrusted
 from tests.cluster.conftest import REPOSITORY, wait_for_injection
 from tests.cluster.kubectl import Kubectl, eventually
 from verl_gpumonitor.model import wiring
@@ -135,12 +134,19 @@ def test_pods_start_while_the_webhook_is_not_trusted(
 
 def test_pods_start_while_the_webhook_hangs(kubectl: Kubectl, namespace: str) -> None:
     """A server that accepts and never answers costs a pod the webhook's 3 s, and no more."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"https://127.0.0.1:{silent.getsockname()[1]}/mutate"
-        with webhook_changed(kubectl, {"service": None, "url": url}):
-            pod, seconds = creation_seconds(kubectl, namespace, "p")
+    with untrusted.silent_server() as client, webhook_changed(kubectl, client):
+        pod, seconds = creation_seconds(kubectl, namespace, "p")
     assert not injected(pod)
     assert seconds < 3 + 3
+
+
+def test_pods_start_while_the_webhooks_certificate_has_expired(
+    kubectl: Kubectl, namespace: str, tmp_path: Path
+) -> None:
+    with untrusted.expired_server(tmp_path) as client, webhook_changed(kubectl, client):
+        pod, seconds = creation_seconds(kubectl, namespace, "p")
+    assert not injected(pod)
+    assert seconds < 5
 
 
 def counters(kubectl: Kubectl, name: str, namespace: str) -> dict[str, float]:
