@@ -241,6 +241,24 @@ def test_paths_in_the_chart_exist(file: str) -> None:
         assert (ROOT / path.rstrip(".")).exists(), path
 
 
+def chart_values() -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load((ROOT / "charts" / "gpumonitor" / "values.yaml").read_text())
+    return values
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_chart_values_that_a_page_names_exist(page: Path) -> None:
+    values = chart_values()
+    for word in quoted(page.read_text()):
+        top, *inner = word.split(".")
+        if top in values and inner and inner[-1] not in ("py", "yaml", "md") and re.fullmatch(r"[A-Za-z.]+", word):
+            found: Any = values[top]
+            for key in inner:
+                assert isinstance(found, dict), word
+                assert key in found, word
+                found = found[key]
+
+
 def test_every_page_is_reached_from_the_first() -> None:
     reached, waiting = set(), [DOCS / "README.md"]
     while waiting:
