@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is called of nvidia-ml-py, and nothing else, so that a new call is seen in review."""
 
-from collections.abc import Sequence
-from ctypes import Array, Structure, _Pointer
+from ctypes import CDLL, Structure, _Pointer
 
 NVML_SUCCESS: int
 NVML_ERROR_UNINITIALIZED: int
@@ -42,8 +41,11 @@ NVML_VALUE_TYPE_UNSIGNED_SHORT: int
 nvmlEventTypeXidCriticalError: int
 nvmlMemory_v2: int
 
+nvmlLib: CDLL | None  # None until the first nvmlInitWithFlags that finds it.
+
 class NVMLError(Exception):
     value: int
+    def __init__(self, value: int) -> None: ...
 
 class struct_c_nvmlDevice_t(Structure): ...
 
@@ -62,8 +64,6 @@ class c_nvmlMemory_v2_t(c_nvmlMemory_t):
 class c_nvmlUtilization_t:
     gpu: int
     memory: int
-
-class c_nvmlFieldValue_t(Structure): ...
 
 class c_nvmlEventData_t:
     device: c_nvmlDevice_t
@@ -91,9 +91,6 @@ def nvmlDeviceGetPowerUsage(handle: c_nvmlDevice_t) -> int: ...
 def nvmlDeviceGetTemperature(handle: c_nvmlDevice_t, sensor: int) -> int: ...
 def nvmlDeviceGetCurrentClocksEventReasons(handle: c_nvmlDevice_t) -> int: ...
 def nvmlDeviceGetCurrentClocksThrottleReasons(handle: c_nvmlDevice_t) -> int: ...
-def nvmlDeviceGetFieldValues(
-    handle: c_nvmlDevice_t, fieldIds: Sequence[tuple[int, int]]
-) -> Array[c_nvmlFieldValue_t]: ...
 def nvmlDeviceGetComputeRunningProcesses_v2(handle: c_nvmlDevice_t) -> list[nvmlFriendlyObject]: ...
 def nvmlDeviceGetComputeRunningProcesses_v3(handle: c_nvmlDevice_t) -> list[nvmlFriendlyObject]: ...
 def nvmlEventSetCreate() -> c_nvmlEventSet_t: ...

@@ -14,7 +14,8 @@ import ctypes
 import struct
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final, ParamSpec, TypeVar
+from functools import lru_cache
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 import msgspec
 import pynvml
@@ -27,7 +28,7 @@ from .reader import PART_INIT, Reading, Xid, without_gauges
 from .samples import GpuProcess, GpuSample
 from .watch import CallWatch
 
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -45,6 +46,7 @@ MAX_LOST_SECONDS: Final = 3600.0
 MAX_DEAD_SECONDS: Final = 600.0
 """and up to this while none does."""
 _MAX_EVENTS: Final = 64
+_SUCCESS: Final = pynvml.NVML_SUCCESS
 _MAX_XID: Final = 99_999
 _ALL_LINKS: Final = 0xFFFFFFFF
 
@@ -86,28 +88,21 @@ _CLOCKS_EVENT_REASONS: Final = (
 _MAX_CLOCKS_EVENT_REASONS: Final = 0xFFFF
 """Bits of today end at 0x400; a word with higher ones is garbage."""
 
-_FIELDS: Final[tuple[tuple[int, int], ...]] = (
-    (pynvml.NVML_FI_DEV_MEMORY_TEMP, 0),
-    (pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, 0),
-    (pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL, 0),
-    (pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0),
-    (pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, 0),
-    (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS),
-    (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS),
+_FIELDS: Final[tuple[tuple[int, int, str, Callable[[float], float | None]], ...]] = (
+    (pynvml.NVML_FI_DEV_MEMORY_TEMP, 0, "memory_temperature_celsius", plausible.temperature),
+    (pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, 0, "energy_joules", plausible.energy_joules),
+    (pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL, 0, "ecc_uncorrected_errors", plausible.counter),
+    (pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0, "pcie_sent_bytes", plausible.counter),
+    (pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, 0, "pcie_received_bytes", plausible.counter),
+    (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS, "nvlink_sent_bytes", plausible.kibibytes),
+    (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS, "nvlink_received_bytes", plausible.kibibytes),
 )
-_FIELD_NAMES: Final = (
-    "memory_temperature_celsius",
-    "energy_joules",
-    "ecc_uncorrected_errors",
-    "pcie_sent_bytes",
-    "pcie_received_bytes",
-    "nvlink_sent_bytes",
-    "nvlink_received_bytes",
-)
-"""Names of `_FIELDS`, in its order, which NVML keeps."""
+"""Field, scope, name in a sample, check; NVML answers in this order."""
 _FIELD_VALUE: Final = struct.Struct("=24xII8s")
-"""nvmlFieldValue_t: (field, scope, time, latency,) type of value, return code, value. Read as bytes: the binding's own
-structures run Python at each access, which was half the cost of a pass."""
+"""nvmlFieldValue_t: (field, scope, time, latency,) type of value, return code, value. Read and written as bytes: the
+binding's own structures run Python at each access, which was half the cost of a pass."""
+_FIELD_QUESTIONS: Final = b"".join(struct.pack("=II32x", field, scope) for field, scope, _, _ in _FIELDS)
+_FieldValues = ctypes.c_char * len(_FIELD_QUESTIONS)
 _FIELD_NOT_OFFERED: Final = NOT_OFFERED | {pynvml.NVML_ERROR_INVALID_ARGUMENT}
 """Drivers answer INVALID_ARGUMENT for the id of a field that they do not know yet."""
 _VALUE_FORMATS: Final = {
@@ -254,19 +249,19 @@ class NvmlReader:
 
     # --- calls -------------------------------------------------------------------------------------------------
 
-    def _call(self, part: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def _call(self, part: str, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """Make one call under the watch. Raises NVMLError, and Abandoned if it came back too late."""
         watch = self._watch
         watch.begin(part, function.__name__)
         try:
-            return function(*args, **kwargs)
+            return function(*args)
         finally:
             watch.end()
 
-    def _offered(self, gpu: _Gpu, field: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    def _offered(self, gpu: _Gpu, field: str, function: Callable[[*Ts], T], *args: *Ts) -> T | None:
         """Return the reading; None where this GPU or driver does not offer it, or it failed (which is counted)."""
         try:
-            result = self._call(gpu.uuid, function, *args, **kwargs)
+            result = self._call(gpu.uuid, function, *args)
         except pynvml.NVMLError as error:
             self._note_error(gpu, field, error.value)
             return None
@@ -587,14 +582,14 @@ class NvmlReader:
         """Read all field values in one call. A field that is not offered has no key."""
         if gpu.handle is None:
             return {}
-        values = self._offered(gpu, "fields", pynvml.nvmlDeviceGetFieldValues, gpu.handle, _FIELDS)
+        values = self._offered(gpu, "fields", _field_values, gpu.handle)
         found: dict[str, Any] = {}
         if values is None:
             return found
-        for field, (kind, code, raw) in zip(_FIELD_NAMES, _FIELD_VALUE.iter_unpack(values), strict=True):
-            if code == pynvml.NVML_SUCCESS:
+        for (_, _, field, check), (kind, code, raw) in zip(_FIELDS, _FIELD_VALUE.iter_unpack(values), strict=True):
+            if code == _SUCCESS:
                 form = _VALUE_FORMATS.get(kind)
-                found[field] = self._checked(field, _field_value(field, form, raw))
+                found[field] = self._checked(field, None if form is None else check(form.unpack(raw)[0]))
             elif code in _FIELD_NOT_OFFERED:
                 _count(self._unsupported, field)
             else:
@@ -723,24 +718,27 @@ def _memory_v1(handle: pynvml.c_nvmlDevice_t) -> pynvml.c_nvmlMemory_t:
     return pynvml.nvmlDeviceGetMemoryInfo(handle)
 
 
+def _field_values(handle: pynvml.c_nvmlDevice_t) -> ctypes.Array[ctypes.c_char]:
+    """Ask for all field values. The binding's function writes the questions one by one, in Python.
+
+    The answer has memory of its own at each call: a hung one may write into it at any later time.
+    """
+    function = getattr(pynvml.nvmlLib, "nvmlDeviceGetFieldValues", None)
+    if function is None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    values = _FieldValues.from_buffer_copy(_FIELD_QUESTIONS)
+    code = function(handle, len(_FIELDS), values)
+    if code != _SUCCESS:
+        raise pynvml.NVMLError(code)
+    return values
+
+
+@lru_cache(maxsize=64)
 def _reason_names(raw: int) -> tuple[str, ...] | None:
     """Return the clocks' event reasons by name; None for garbage. Bits without a name are passed over."""
     if not 0 <= raw <= _MAX_CLOCKS_EVENT_REASONS:
         return None
     return tuple(name for bit, name in _CLOCKS_EVENT_REASONS if raw & bit)
-
-
-def _field_value(field: str, form: struct.Struct | None, raw: bytes) -> float | None:
-    """Return a field value in base units, None if it is a blank, garbage, or of a type that nobody knows."""
-    if form is None:
-        return None
-    number: float = form.unpack(raw)[0]
-    if field == "memory_temperature_celsius":
-        return plausible.temperature(number)
-    if field == "energy_joules":
-        return plausible.energy_joules(number)
-    value = plausible.counter(number)
-    return value * 1024 if value is not None and field.startswith("nvlink_") else value
 
 
 def _larger(one: int | None, other: int | None) -> int | None:

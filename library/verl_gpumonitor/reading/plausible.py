@@ -6,7 +6,6 @@ Each function returns the value in base units, or None for an impossible one. Th
 GPU does, so that only nonsense is dropped.
 """
 
-import math
 from typing import Final
 
 MAX_GPUS: Final = 64
@@ -48,10 +47,14 @@ def memory_part(part: int, total: int | None) -> int | None:
 
 
 def counter(raw: float) -> int | None:
-    """Return a counter's value; None for blanks and for what is no finite number."""
-    if not math.isfinite(raw):
-        return None
+    """Return a counter's value; None for blanks and for what is no finite number, which no comparison holds for."""
     return int(raw) if 0 <= raw < MAX_COUNTER else None
+
+
+def kibibytes(raw: float) -> int | None:
+    """Return a counter of KiB in bytes."""
+    value = counter(raw)
+    return None if value is None else value * 1024
 
 
 def energy_joules(millijoules: float) -> float | None:

@@ -113,7 +113,10 @@ def _add_memory(state: GpuAccumulator, sample: GpuSample) -> GpuAccumulator:
     at, used = sample.memory_taken_at, sample.memory_used_bytes
     if at is None or used is None or (state.memory_taken_at is not None and at <= state.memory_taken_at):
         return state
-    peaks = _add_peak(state.peaks, at, used)
+    bucket = int(at // _BUCKET_SECONDS)
+    if state.peaks and state.peaks[-1][0] == bucket and used <= state.peaks[-1][1]:
+        return msgspec.structs.replace(state, memory_taken_at=at)  # No new peak: the usual case.
+    peaks = _add_peak(state.peaks, bucket, used)
     highest = max(used, state.counters.memory_peak_bytes or 0)
     recent = max(peak for _, peak in peaks)
     counters = state.counters
@@ -122,9 +125,8 @@ def _add_memory(state: GpuAccumulator, sample: GpuSample) -> GpuAccumulator:
     return msgspec.structs.replace(state, counters=counters, memory_taken_at=at, peaks=peaks)
 
 
-def _add_peak(peaks: tuple[tuple[int, int], ...], at: float, used: int) -> tuple[tuple[int, int], ...]:
+def _add_peak(peaks: tuple[tuple[int, int], ...], bucket: int, used: int) -> tuple[tuple[int, int], ...]:
     """Return the buckets with this value in, and without those that are older than the recent time."""
-    bucket = int(at // _BUCKET_SECONDS)
     oldest = bucket - int(RECENT_SECONDS / _BUCKET_SECONDS)
     kept = tuple(peak for peak in peaks if peak[0] >= oldest)
     if kept and kept[-1][0] == bucket:
