@@ -70,13 +70,18 @@ def release(access: product.Access, kubectl: Kubectl, values: dict[str, object])
 
 
 def wait_for_injection(kubectl: Kubectl) -> None:
-    """Wait until the webhook is served and trusted: its caBundle is set and it has endpoints."""
+    """Wait until the webhook is trusted, and served by the pods of the last installation alone."""
 
     def trusted() -> bool:
         found = kubectl.get("mutatingwebhookconfiguration", product.RELEASE) or {"webhooks": []}
         return bool(found["webhooks"]) and all(hook["clientConfig"].get("caBundle") for hook in found["webhooks"])
 
+    def settled() -> bool:
+        pods = kubectl.list("pod", product.NAMESPACE, selector="app.kubernetes.io/component=webhook")
+        return len(pods) == 2 and all("deletionTimestamp" not in pod["metadata"] for pod in pods)
+
     eventually(trusted, within=60, what="caBundle of the webhook configuration")
+    eventually(settled, within=60, what="the two webhook pods alone")
 
 
 @pytest.fixture

@@ -129,6 +129,7 @@ def test_pods_start_while_the_webhook_is_not_trusted(
     with webhook_changed(kubectl, client()):
         pod, seconds = creation_seconds(kubectl, namespace, "p")
     assert not injected(pod)
+    assert wiring.ANNOTATION_SKIP_REASON not in pod["metadata"].get("annotations", {}), "the webhook was asked"
     assert seconds < 5
 
 
@@ -137,6 +138,7 @@ def test_pods_start_while_the_webhook_hangs(kubectl: Kubectl, namespace: str) ->
     with untrusted.silent_server() as client, webhook_changed(kubectl, client):
         pod, seconds = creation_seconds(kubectl, namespace, "p")
     assert not injected(pod)
+    assert wiring.ANNOTATION_SKIP_REASON not in pod["metadata"].get("annotations", {}), "the webhook was asked"
     assert seconds < 3 + 3
 
 
@@ -146,6 +148,7 @@ def test_pods_start_while_the_webhooks_certificate_has_expired(
     with untrusted.expired_server(tmp_path) as client, webhook_changed(kubectl, client):
         pod, seconds = creation_seconds(kubectl, namespace, "p")
     assert not injected(pod)
+    assert wiring.ANNOTATION_SKIP_REASON not in pod["metadata"].get("annotations", {}), "the webhook was asked"
     assert seconds < 5
 
 

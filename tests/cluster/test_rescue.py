@@ -4,6 +4,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -122,7 +123,7 @@ FORBIDDEN: list[Any] = [
 
 
 @pytest.fixture(scope="module")
-def victim(kubectl: Kubectl, release: str) -> str:
+def victim(kubectl: Kubectl, release: str) -> Iterator[str]:
     """An injected pod that our ServiceAccount shall try to change. Its namespace; its name is `p`."""
     namespace = "test-patch-rights"
     kubectl.delete("namespace", namespace)
@@ -135,7 +136,8 @@ def victim(kubectl: Kubectl, release: str) -> str:
         return sidecar(pod) is not None
 
     eventually(injected_pod, within=120, what="an injected pod", every=3)
-    return namespace
+    yield namespace
+    kubectl.delete("namespace", namespace)
 
 
 @pytest.mark.parametrize("patch", FORBIDDEN)
