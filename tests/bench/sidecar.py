@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m tests.bench.sidecar`: what the sidecar costs with 8 simulated GPUs, beside nvitop-exporter.
 
-Real processes, one after another, on the simulated driver library: at first with calls that cost nothing, then with
-30 us of CPU each, as an ioctl that polls. The sidecar samples each second, reports over TLS each 15 s, and is scraped
-each 15 s. CPU is the process's own time, so that a busy machine changes it little; memory is what /proc says at the
-end. After that the sidecar's parts go through many collections in fast forward, with processes on the GPUs that come
-and go, to see whether memory stays flat. nvitop-exporter is measured the same way where it can be installed, in an
-environment of its own under .cache/bench.
+Real processes on the simulated driver library, all at the same time, so that a busy machine treats them alike; each
+has simulated GPUs of its own. At first calls cost what the simulation takes, then 30 us of CPU more, as an ioctl that
+polls. The sidecar samples each second, reports over TLS each 15 s, and is scraped each 15 s: alone, and beside a Ray
+agent whose page it reads. The same calls by the binding alone (`sidecar_calls`) show what no program could save.
+nvitop-exporter is measured where it can be installed, in an environment of its own under .cache/bench.
+
+CPU is the process's own time, the kernel's part included; memory is what /proc says at the end. After that the
+sidecar's parts go through many collections in fast forward (`sidecar_forward`), with processes on the GPUs that come
+and go, to see whether memory stays flat. Four minutes in all.
 """
 
 import argparse
@@ -21,7 +24,7 @@ import time
 import urllib.request
 import venv
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -39,11 +42,17 @@ CACHE = ROOT / ".cache" / "bench"
 PROGRAM = Path(sys.executable).parent / "gpumon-sidecar"
 GPUS = 8
 SCRAPE_SECONDS = 15.0
-SETTLE_SECONDS = 6.0
+SETTLE_SECONDS = 10.0
+"""Until imports, opening and the first report are over."""
 BUDGET = (
     "budget: NVML alone 30 MiB, 0.3 % of a core at 30 us a call, 70 calls/s; all sources 35 MiB, 0.5 %;"
     " 120 series a GPU; flat over 100,000 collections"
 )
+MEANING = """\
+RSS, private: resident memory, and the part that no other process shares. CPU: of one core, driver's part included.
+a call: CPU that a call into the driver takes beyond the simulation's own. series: on /metrics, for each GPU.
+the bare calls: the sidecar's calls at its pace by the binding alone; the rest of its CPU is what it makes of them.
++ Ray: a Ray agent beside it, whose page is read each 15 s. Compare within a run: a busy machine doubles the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +92,10 @@ def main(arguments: list[str] | None = None) -> int:
         where = Path(name)
         os.environ["FAKENVML_STATE"] = str(where / "gpus")
         simgpu.init(where / "gpus", gpus=GPUS)
+        together = list(programs(where, options.without_nvitop))
         for call_microseconds in (0, 30):
-            for program in programs(where, options.without_nvitop):
-                costs.append(measure(program, call_microseconds=call_microseconds, seconds=options.seconds))
-                print(_row(costs[-1]), flush=True)
-        simgpu.clear_faults()
+            print(f"{len(together)} programs at {call_microseconds} us a call, {options.seconds:.0f} s", flush=True)
+            costs += measure(together, where, call_microseconds=call_microseconds, seconds=options.seconds)
         flatness = run_fast_forward(options.collections) if options.collections else None
     _print(costs, flatness)
     if options.json:
@@ -98,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.sidecar", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=30.0, help="time that each program is measured")
+    parser.add_argument("--seconds", type=float, default=45.0, help="time that the programs are measured")
     parser.add_argument("--collections", type=int, default=100_000, help="collections in fast forward; 0: none")
     parser.add_argument("--without-nvitop", action="store_true", help="install and measure nothing else")
     parser.add_argument("--json", type=Path, help="write the figures there")
@@ -115,13 +123,15 @@ class Program:
     name: str
     command: list[str]
     environ: dict[str, str]
-    port: int
+    port: int | None = None
+    """Of its /metrics; None: it has none."""
     around: Callable[[], "Iterator[dict[str, str]]"] = lambda: iter([{}])
     """What must run beside it, and the variables that tell it so."""
 
 
 def programs(where: Path, without_nvitop: bool) -> Iterator[Program]:
-    """Yield the sidecar as it runs in a pod, with Ray's agent beside it, and the other exporter."""
+    """Yield the sidecar as it runs in a pod, alone and with Ray's agent, its bare calls, and the other exporter."""
+    yield Program(name="the bare calls", command=[sys.executable, "-m", "tests.bench.sidecar_calls"], environ={})
     yield Program(
         name="gpumon-sidecar",
         command=[str(PROGRAM)],
@@ -203,40 +213,85 @@ def nvitop() -> tuple[str, str] | None:
 # ---- measuring ----
 
 
-def measure(program: Program, *, call_microseconds: int, seconds: float) -> Cost:
-    """Run a program, let it settle, and see what it takes in so many seconds."""
-    simgpu.clear_faults()
-    if call_microseconds:
-        simgpu.delay(call_microseconds, spin=True)
-    with contextmanager(program.around)() as environ, _running(program, environ) as pid:
+def measure(together: list[Program], where: Path, *, call_microseconds: int, seconds: float) -> list[Cost]:
+    """Run the programs at the same time, let them settle, and see what each takes in so many seconds."""
+    with ExitStack() as running:
+        started = [running.enter_context(_started(program, where, call_microseconds)) for program in together]
         time.sleep(SETTLE_SECONDS)
-        _scrape(program.port)
-        began, cpu, calls = time.monotonic(), _cpu_seconds(pid), _calls(pid)
-        end = began + seconds
+        for one in started:
+            one.scrape()
+        before = [one.spent() for one in started]
+        end = time.monotonic() + seconds
         while (now := time.monotonic()) < end:
             time.sleep(min(SCRAPE_SECONDS, end - now))
-            page = _scrape(program.port)
-        elapsed = time.monotonic() - began
-        rss, private = _memory_mib(pid)
+            for one in started:
+                one.scrape()
+        return [one.cost(call_microseconds, spent) for one, spent in zip(started, before, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What a process has taken since its start."""
+
+    at: float
+    cpu_seconds: float
+    calls: int
+
+
+@dataclass(kw_only=True)
+class Started:
+    """A program that runs."""
+
+    program: Program
+    pid: int
+    gpus: simgpu.StateFile
+    page: str = ""
+
+    def scrape(self) -> None:
+        if self.program.port is not None:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.program.port}/metrics", timeout=20) as answer:
+                self.page = answer.read().decode()
+
+    def spent(self) -> Spent:
+        calls = sum(client.calls for client in simgpu.clients(self.gpus) if client.pid == self.pid)
+        # The process's CPU clock, as clock_getcpuclockid gives it: /proc counts in hundredths of a second.
+        return Spent(at=time.monotonic(), cpu_seconds=time.clock_gettime((~self.pid << 3) | 2), calls=calls)
+
+    def cost(self, call_microseconds: int, before: Spent) -> Cost:
+        """Return what it took since then."""
+        now = self.spent()
+        rss, private = _memory_mib(self.pid)
         return Cost(
-            program=program.name,
+            program=self.program.name,
             call_microseconds=call_microseconds,
             rss_mib=rss,
             private_mib=private,
-            cpu_percent=100 * (_cpu_seconds(pid) - cpu) / elapsed,
-            calls_per_second=(_calls(pid) - calls) / elapsed,
-            series_per_gpu=_series_per_gpu(page),
-            seconds=elapsed,
+            cpu_percent=100 * (now.cpu_seconds - before.cpu_seconds) / (now.at - before.at),
+            calls_per_second=(now.calls - before.calls) / (now.at - before.at),
+            series_per_gpu=_series_per_gpu(self.page),
+            seconds=now.at - before.at,
         )
 
 
 @contextmanager
+def _started(program: Program, where: Path, call_microseconds: int) -> Iterator[Started]:
+    """Start a program on GPUs of its own, and what must run beside it."""
+    gpus = simgpu.init(where / program.name.replace(" ", "-"), gpus=GPUS)
+    if call_microseconds:
+        simgpu.delay(call_microseconds, spin=True, file=gpus)
+    own = {"FAKENVML_STATE": str(gpus.path)}
+    with contextmanager(program.around)() as environ, _running(program, environ | own) as pid:
+        yield Started(program=program, pid=pid, gpus=gpus)
+
+
+@contextmanager
 def _running(program: Program, environ: dict[str, str]) -> Iterator[int]:
-    known = {"PATH": os.environ["PATH"], "FAKENVML_STATE": os.environ["FAKENVML_STATE"]}
+    known = {"PATH": os.environ["PATH"]}
     library = {"LD_LIBRARY_PATH": str(SIMULATION / "build")}
     process = subprocess.Popen(
         program.command,
         env=known | library | program.environ | environ,
+        cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -248,20 +303,9 @@ def _running(program: Program, environ: dict[str, str]) -> Iterator[int]:
         process.wait()
 
 
-def _scrape(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
-        text: str = answer.read().decode()
-        return text
-
-
 def _series_per_gpu(page: str) -> float:
     of_gpus = [line for line in page.splitlines() if not line.startswith("#") and re.search(r"\buuid=", line)]
     return len(of_gpus) / GPUS
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _memory_mib(pid: int) -> tuple[float, float]:
@@ -269,10 +313,6 @@ def _memory_mib(pid: int) -> tuple[float, float]:
     rollup = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE))
     private = int(rollup["Private_Clean"]) + int(rollup["Private_Dirty"])
     return int(rollup["Rss"]) / 1024, private / 1024
-
-
-def _calls(pid: int) -> int:
-    return sum(client.calls for client in simgpu.clients() if client.pid == pid)
 
 
 # ---- fast forward ----
@@ -334,6 +374,7 @@ def _print(costs: list[Cost], flatness: Flatness | None) -> None:
             f" {flatness.first_mib:.2f} MiB after a tenth, {flatness.last_mib:.2f} at the end"
             f" (highest {flatness.highest_mib:.2f}); series {flatness.series_first} and {flatness.series_last}"
         )
+    print(MEANING)
     print(BUDGET)
 
 

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sidecar's own parts, driven through virtual time as fast as the machine allows. Started by `tests.bench.sidecar`.
 
-A process of its own, whose imports are the sidecar's: the real reader, sampler, join, page and report. Prints a JSON
-line a hundred times.
+A process of its own, whose imports are the sidecar's: the real reader, sampler, join, page and report. A collection
+is a full pass over all GPUs, their processes included, and a turn of the loop; each fifteenth is scraped and reported.
+Prints a JSON line a hundred times.
 """
 
 import os
@@ -18,6 +19,7 @@ lean.prepare()
 
 from verl_gpumonitor.model.report import PodRef, encode  # noqa: E402
 from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings, _Run  # noqa: E402
+from verl_gpumonitor_sidecar import program as _program  # noqa: E402, F401 - its imports are part of the memory
 from verl_gpumonitor_sidecar.exporter import Exports, Identity, Page  # noqa: E402
 from verl_gpumonitor_sidecar.join import Terms  # noqa: E402
 from verl_gpumonitor_sidecar.journal import Journal  # noqa: E402
