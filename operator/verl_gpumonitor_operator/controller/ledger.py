@@ -7,12 +7,16 @@ start, and those that were lost on the way are not missed. The sum of a pod runs
 over its pods. What can never report again (a pod that is gone) is folded into one sum, so that memory stays bounded.
 
 The ledger can be written down and read back, for the life after a restart of the controller. A start that goes on
-reporting then simply replaces what was written; one that ended meanwhile keeps its last known sum.
+reporting then simply replaces what was written; one that ended meanwhile keeps its last known sum. Where there is no
+room for all pods, sums of what can never report again are kept, and starts that will most likely report again are not.
 """
 
+import base64
+import binascii
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -210,8 +214,16 @@ class PodLedger:
             total = total.plus(start.totals).plus(Totals(gaps_seconds=gap, lost_starts=lost))
         return total
 
-    def _fold_oldest(self) -> None:
-        while len(self.starts) > MAX_STARTS:
+    def with_newest_alone(self) -> "PodLedger":
+        """Return the same counters with all starts folded but the newest."""
+        if len(self.starts) < 2:
+            return self
+        ledger = PodLedger(starts=dict(self.starts), folded=self.folded, folded_until=self.folded_until)
+        ledger._fold_oldest(keep=1)
+        return ledger
+
+    def _fold_oldest(self, *, keep: int = MAX_STARTS) -> None:
+        while len(self.starts) > keep:
             oldest = min(self.starts, key=lambda start_id: self.starts[start_id].started_at)
             start = self.starts.pop(oldest)
             following = min(self.starts.values(), key=lambda other: other.started_at)
@@ -222,9 +234,18 @@ class PodLedger:
             self.folded_until = max(self.folded_until, start.started_at)
 
 
-class _WrittenTotals(msgspec.Struct, frozen=True, array_like=True):
-    """Totals as an array, since field names would be most of the text."""
+# The written form: arrays, because field names would be most of the text, and without what stands at its default at
+# their ends, which is most of the rest.
 
+
+def _short(values: list[Any], defaults: tuple[Any, ...]) -> list[Any]:
+    """Return the values without those at the end that equal their defaults."""
+    while values and values[-1] == defaults[len(values) - 1]:
+        values.pop()
+    return values
+
+
+class _WrittenTotals(msgspec.Struct, frozen=True, array_like=True):
     gpu_seconds: float = 0.0
     busy_seconds: float = 0.0
     energy_joules: float | None = None
@@ -236,19 +257,19 @@ class _WrittenTotals(msgspec.Struct, frozen=True, array_like=True):
 class _WrittenStart(msgspec.Struct, frozen=True, array_like=True):
     sequence: int
     started_at: float
-    sent_at: float
-    final: bool
-    totals: _WrittenTotals
+    seconds: float
+    """From `started_at` to `sent_at`."""
+    totals: _WrittenTotals = _WrittenTotals()
+    final: bool = False
 
 
 class _WrittenPod(msgspec.Struct, frozen=True, array_like=True):
     starts: dict[str, _WrittenStart]
-    folded: _WrittenTotals
-    folded_until: float
+    folded: _WrittenTotals = _WrittenTotals()
+    folded_until: float = 0.0
 
 
-class _Written(msgspec.Struct, frozen=True):
-    version: int
+class _Written(msgspec.Struct, frozen=True, array_like=True):
     folded: _WrittenTotals
     base: _WrittenTotals
     pods: dict[str, _WrittenPod]
@@ -269,42 +290,99 @@ class WrittenLedger:
 MAX_WRITTEN: Final = 32_768
 """Longest text of a ledger, as the schema of GPUMonitor bounds it: some 300 pods."""
 
+VERSION: Final = "2:"
+"""The text begins with it."""
 
-def write(ledger: WrittenLedger) -> str | None:
-    """Return the ledger as text; None if it is longer than `MAX_WRITTEN`."""
-    document = _Written(
-        version=1,
-        folded=_totals_out(ledger.folded),
-        base=_totals_out(ledger.base),
-        pods={uid: _pod_out(pod) for uid, pod in ledger.pods.items()},
-    )
-    text = msgspec.json.encode(document).decode()
-    return text if len(text) <= MAX_WRITTEN else None
+_MAX_READ: Final = 2**20
+"""Longest document in a text. A text of `MAX_WRITTEN` could be made to say a thousand times that."""
+
+_LEAST_PER_POD: Final = 40
+"""No pod takes less of a text than this: the uids alone, which no compression makes shorter, take half of it."""
+
+
+class WrittenText(NamedTuple):
+    """A ledger as text."""
+
+    text: str
+    left_out: int
+    """Pods for whose newest starts there was no room."""
+
+
+def write(ledger: WrittenLedger) -> WrittenText:
+    """Return the ledger as text of at most `MAX_WRITTEN` characters.
+
+    Where all of it would be longer, each pod's ended starts are folded. Where that is not enough, pods are left out,
+    those first that have counted least: their newest start says all again with its next report, and is missed only if
+    it ends before that. What their ended starts have counted joins the sum over pods that are gone.
+    """
+    if len(ledger.pods) * _LEAST_PER_POD <= MAX_WRITTEN:
+        text = _text(ledger)
+        if len(text) <= MAX_WRITTEN:
+            return WrittenText(text, 0)
+    pods = {uid: pod.with_newest_alone() for uid, pod in ledger.pods.items()}
+    by_size = sorted(pods, key=lambda uid: pods[uid].totals(gone=False).gpu_seconds, reverse=True)
+    room = min(len(by_size), MAX_WRITTEN // _LEAST_PER_POD)
+    ended = {uid: sums for uid, pod in pods.items() if (sums := _ended(pod)) != Totals()}
+    while True:
+        kept, left_out = by_size[:room], by_size[room:]
+        folded = ledger.folded
+        for uid in left_out:
+            folded = folded.plus(ended[uid]) if uid in ended else folded
+        text = _text(WrittenLedger(folded=folded, base=ledger.base, pods={uid: pods[uid] for uid in kept}))
+        if len(text) <= MAX_WRITTEN or not room:
+            return WrittenText(text, len(left_out))
+        # All pods take about the same, so that the second text mostly fits.
+        room = min(room - 1, int(room * 0.97 * MAX_WRITTEN / len(text)))
+
+
+def _ended(pod: PodLedger) -> Totals:
+    """Sum of what cannot report again. `pod`: its newest start alone is kept apart."""
+    ended = all(start.final for start in pod.starts.values())
+    return pod.totals(gone=True) if ended else pod.folded
+
+
+def _text(ledger: WrittenLedger) -> str:
+    document = [
+        _totals_out(ledger.folded),
+        _totals_out(ledger.base),
+        {uid: _pod_out(pod) for uid, pod in ledger.pods.items()},
+    ]
+    return VERSION + base64.b64encode(zlib.compress(msgspec.json.encode(document))).decode()
 
 
 def read(text: str) -> WrittenLedger | None:
-    """Read what `write` wrote; None for whatever else (somebody edited it, or a later version wrote it)."""
+    """Read what `write` wrote; None for whatever else (somebody edited it, or another version wrote it)."""
+    if not text.startswith(VERSION):
+        return None
     try:
-        document = msgspec.json.decode(text, type=_Written)
-        if document.version != 1:
-            return None
+        packed = base64.b64decode(text.removeprefix(VERSION), validate=True)
+        document = msgspec.json.decode(zlib.decompressobj().decompress(packed, _MAX_READ), type=_Written)
         return WrittenLedger(
             folded=_totals_in(document.folded),
             base=_totals_in(document.base),
             pods={uid: _pod_in(pod) for uid, pod in document.pods.items()},
         )
-    except (msgspec.DecodeError, ValueError, RecursionError):
+    except (binascii.Error, zlib.error, msgspec.DecodeError, ValueError, RecursionError):
         return None
 
 
-def _totals_out(totals: Totals) -> _WrittenTotals:
-    return _WrittenTotals(
-        round(totals.gpu_seconds, 3),
-        round(totals.busy_seconds, 3),
-        None if totals.energy_joules is None else round(totals.energy_joules, 1),
-        tuple(totals.peak) if totals.peak else None,  # type: ignore[arg-type]
-        round(totals.gaps_seconds, 1),
-        totals.lost_starts,
+def _whole(value: float, digits: int) -> float | int:
+    """Round; without a fraction where there is none, since `.0` is two characters."""
+    rounded = round(value, digits)
+    return int(rounded) if rounded.is_integer() else rounded
+
+
+def _totals_out(totals: Totals) -> list[Any]:
+    return _short(
+        [
+            _whole(totals.gpu_seconds, 3),
+            _whole(totals.busy_seconds, 3),
+            None if totals.energy_joules is None else _whole(totals.energy_joules, 1),
+            list(totals.peak) if totals.peak else None,
+            _whole(totals.gaps_seconds, 1),
+            totals.lost_starts,
+        ],
+        (0, 0, None, None, 0, 0),
     )
 
 
@@ -319,14 +397,15 @@ def _totals_in(totals: _WrittenTotals) -> Totals:
     )
 
 
-def _pod_out(pod: PodLedger) -> _WrittenPod:
-    starts = {
-        start_id: _WrittenStart(
-            start.sequence, round(start.started_at, 3), round(start.sent_at, 3), start.final, _totals_out(start.totals)
-        )
-        for start_id, start in pod.starts.items()
-    }
-    return _WrittenPod(starts, _totals_out(pod.folded), pod.folded_until)
+def _start_out(start: StartLedger) -> list[Any]:
+    started_at, seconds = round(start.started_at, 3), round(start.sent_at - start.started_at, 3)
+    values = [start.sequence, started_at, seconds, _totals_out(start.totals), start.final]
+    return _short(values, (None, None, None, [], False))
+
+
+def _pod_out(pod: PodLedger) -> list[Any]:
+    starts = {start_id: _start_out(start) for start_id, start in pod.starts.items()}
+    return _short([starts, _totals_out(pod.folded), pod.folded_until], (None, [], 0))
 
 
 def _pod_in(pod: _WrittenPod) -> PodLedger:
@@ -334,7 +413,7 @@ def _pod_in(pod: _WrittenPod) -> PodLedger:
         start_id: StartLedger(
             sequence=start.sequence,
             started_at=start.started_at,
-            sent_at=start.sent_at,
+            sent_at=start.started_at + start.seconds,
             final=start.final,
             written=_totals_in(start.totals),
         )

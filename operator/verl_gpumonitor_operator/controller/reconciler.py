@@ -69,6 +69,8 @@ class Entry:
     """It has ended, and its last status is written."""
     most_reported: int = 0
     """Most GPUs that were seen well at one time."""
+    ledger_cut: bool = False
+    """Its ledger has no room for all of its pods."""
     ended_unseen: bool = False
     """It had ended before it was first seen, so that there is nothing to say of it."""
     assessment: Assessment | None = None
@@ -506,9 +508,7 @@ class Reconciler:
             return
         entry.writing = True
         uid = workload.job.uid
-        written_ledger = ledger.write(workload.ledger())
-        if written_ledger is not None:
-            status = {**status, "ledger": written_ledger}
+        status = {**status, "ledger": self._ledger(workload, entry)}
 
         def done(outcome: Outcome, written: Status) -> None:
             self._written(uid, entry, outcome, written)
@@ -523,6 +523,23 @@ class Reconciler:
                 done=done,
             )
         )
+
+    def _ledger(self, workload: Workload, entry: Entry) -> str:
+        """Return the ledger as text, and say once where there is no room for all of it."""
+        written = ledger.write(workload.ledger())
+        if written.left_out and not entry.ledger_cut:
+            job = workload.job
+            logger.warning(
+                "too many pods for the ledger: of some, what they count from now until a restart of the controller is "
+                "known only if they report again after it",
+                extra={
+                    "object": {"kind": job.kind, "namespace": job.namespace, "name": job.name, "uid": job.uid},
+                    "reason": "LedgerFull",
+                    "pods": written.left_out,
+                },
+            )
+        entry.ledger_cut = bool(written.left_out)
+        return written.text
 
     def _drift_seconds(self) -> float:
         """Drift is written each 30 s, or slower, so that it takes at most half of the writes."""

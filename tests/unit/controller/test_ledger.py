@@ -2,9 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters equal those of an undisturbed run, whatever happens to reports on their way."""
 
+import base64
+import uuid
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,11 +17,16 @@ from tests.unit.controller.builders import GIB, gpu, report
 from verl_gpumonitor.model.report import Report
 from verl_gpumonitor_operator.controller.ledger import (
     MAX_STARTS,
+    MAX_WRITTEN,
+    VERSION,
+    GpuCount,
     Peak,
     PodLedger,
+    StartLedger,
     Totals,
     WrittenLedger,
     read,
+    total_of,
     write,
 )
 
@@ -102,9 +111,7 @@ def test_a_restart_of_the_controller_does_not_matter(run: Run, data: st.DataObje
     cut = data.draw(st.integers(0, len(run.reports)))
     missed = data.draw(st.integers(0, len(run.reports) - cut))
     first = counted(run.reports[:cut])
-    text = write(WrittenLedger(pods={"uid-w-0": first}))
-    assert text is not None
-    restored = read(text)
+    restored = read(write(WrittenLedger(pods={"uid-w-0": first})).text)
     assert restored is not None
     ledger = restored.pods.get("uid-w-0", PodLedger())
     # Reports that fell into the gap are lost, except the last one of each start.
@@ -134,7 +141,7 @@ def test_a_replay_is_refused_and_counts_nothing() -> None:
 
 def test_a_replay_from_before_a_restart_of_the_controller_is_refused() -> None:
     ledger = counted([report("w-0", sequence=7)])
-    restored = read(write(WrittenLedger(pods={"uid-w-0": ledger})) or "")
+    restored = read(write(WrittenLedger(pods={"uid-w-0": ledger})).text)
     assert restored is not None
     assert restored.pods["uid-w-0"].count(report("w-0", sequence=7)).replay
     assert not restored.pods["uid-w-0"].count(report("w-0", sequence=8)).replay
@@ -177,16 +184,103 @@ def test_unknown_energy_is_none_and_never_zero() -> None:
     assert counted([report("w-0", gpus=[gpu(observed_seconds=5.0)])]).totals(gone=True).energy_joules is None
 
 
+def packed(document: object) -> str:
+    return VERSION + base64.b64encode(zlib.compress(msgspec.json.encode(document))).decode()
+
+
 @pytest.mark.parametrize(
-    "text", ["", "x", "{}", "[]", '{"version":2,"folded":[],"base":[],"pods":{}}', '{"version":1}', "null"]
+    "text",
+    [
+        pytest.param("", id="none"),
+        pytest.param("x", id="a word"),
+        pytest.param('{"version":1,"folded":[],"base":[],"pods":{}}', id="another version"),
+        pytest.param(VERSION, id="the version alone"),
+        pytest.param(VERSION + "!!!", id="no base64"),
+        pytest.param(VERSION + "AAAA", id="nothing that was compressed"),
+        pytest.param(packed({}), id="no array"),
+        pytest.param(packed([[], []]), id="too short an array"),
+        pytest.param(packed([[], [], {"uid": [{"start": ["x"]}]}]), id="no number"),
+        pytest.param(packed([[], [], {}])[:-6], id="cut off"),
+        pytest.param(VERSION + base64.b64encode(zlib.compress(b" " * 2**24)).decode(), id="a great deal of nothing"),
+    ],
 )
 def test_what_is_no_ledger_is_read_as_none(text: str) -> None:
     assert read(text) is None
 
 
-def test_a_ledger_that_is_too_long_is_not_written() -> None:
-    pods = {f"uid-{number}": counted([report(f"w-{number}")]) for number in range(1000)}
-    assert write(WrittenLedger(pods=pods)) is None
+def uid_of(number: int) -> str:
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, str(number)))
+
+
+def crowd(number: int, *, restarted: bool, final: bool = False) -> dict[str, PodLedger]:
+    """Pods as they are, with random uids and start ids; the later ones have counted more."""
+    pods = {}
+    for index in range(number):
+        pod = PodLedger()
+        for start in range(2 if restarted else 1):
+            item = report(
+                f"w-{index}",
+                start_id=uuid.UUID(uid_of(1000 * index + start)).hex,
+                started_at=1000.0 + 100 * start,
+                sent_at=1090.123 + 100 * start,
+                gpus=[gpu(observed_seconds=80.25 + index, busy_seconds=8.125, energy_joules=123456.7)],
+                final=final,
+            )
+            pod.count(item)
+        pods[uid_of(index)] = pod
+    return pods
+
+
+def all_of(ledger: WrittenLedger) -> Totals:
+    return ledger.folded.plus(total_of(ledger.pods.values(), gone=False))
+
+
+@pytest.mark.parametrize("number", [200, 900, 3000])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_sums_of_what_has_ended_are_kept_however_many_pods_there_are(number: int, restarted: bool) -> None:
+    """After a restart of the controller each live pod's newest start reports anew; then nothing is missing."""
+    gone = Totals(gpu_seconds=7e6, busy_seconds=5e6, energy_joules=3e9, peak=Peak(70 * GIB, 80 * GIB), lost_starts=3)
+    base = Totals(gpu_seconds=11.0)
+    pods = crowd(number, restarted=restarted)
+    before = WrittenLedger(folded=gone, base=base, pods=pods)
+    text, left_out = write(before)
+    assert len(text) <= MAX_WRITTEN
+    assert (left_out > 0) == (number > 300)
+    after = read(text)
+    assert after is not None
+    assert after.base == base
+    assert len(after.pods) == number - left_out
+    restored = dict(after.pods)
+    for uid, pod in pods.items():
+        start_id, newest = max(pod.starts.items(), key=lambda item: item[1].started_at)
+        again = restored.setdefault(uid, PodLedger())
+        last = GpuCount(newest.totals.gpu_seconds, newest.totals.busy_seconds, newest.totals.energy_joules, None)
+        again.starts[start_id] = StartLedger(
+            sequence=2, started_at=newest.started_at, sent_at=newest.sent_at, gpus={"GPU-0": last}
+        )
+    assert same(all_of(WrittenLedger(folded=after.folded, pods=restored)), all_of(before))
+    assert all_of(WrittenLedger(folded=after.folded, pods=restored)).gaps_seconds == pytest.approx(
+        all_of(before).gaps_seconds, rel=0.01
+    )
+
+
+def test_pods_that_have_counted_least_are_left_out_first() -> None:
+    pods = crowd(900, restarted=False)
+    after = read(write(WrittenLedger(pods=pods)).text)
+    assert after is not None
+    assert set(after.pods) == set(list(pods)[-len(after.pods) :])
+
+
+def test_a_start_that_said_goodbye_is_never_left_out_of_the_sums() -> None:
+    before = WrittenLedger(pods=crowd(900, restarted=False, final=True))
+    after = read(write(before).text)
+    assert after is not None
+    assert same(all_of(after), all_of(before))
+
+
+def test_a_ledger_is_short() -> None:
+    """It stands among what people read: at most 110 characters a pod, of which 64 are the two random uids."""
+    assert len(write(WrittenLedger(pods=crowd(8, restarted=False))).text) < 8 * 110
 
 
 def test_totals_after_a_base_are_never_negative() -> None:

@@ -7,6 +7,7 @@ import copy
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
+from uuid import uuid4
 
 import msgspec
 import pytest
@@ -15,10 +16,11 @@ from tests.unit.controller.builders import GIB, gpu, gpu_template, identity, met
 from tests.unit.controller.fakeapi import FakeApi
 from verl_gpumonitor.diagnosis import DiagnosisLimits
 from verl_gpumonitor.model.vocabulary import Severity
+from verl_gpumonitor_operator.controller import ledger
 from verl_gpumonitor_operator.controller.events import EventRecorder
 from verl_gpumonitor_operator.controller.jobs import JobKind, timestamp
 from verl_gpumonitor_operator.controller.namespaces import Namespaces, NamespaceSeen
-from verl_gpumonitor_operator.controller.ports import PodRecord
+from verl_gpumonitor_operator.controller.ports import PodIdentity, PodRecord
 from verl_gpumonitor_operator.controller.reconciler import Reconciler
 from verl_gpumonitor_operator.controller.workloads import Workloads
 from verl_gpumonitor_operator.controller.writer import StatusWriter
@@ -531,3 +533,23 @@ async def test_an_excluded_namespace_gets_no_monitors() -> None:
         life.pod(injected=None)
         await life.run(5)
         assert life.api.of("gpumonitors") == {}
+
+
+async def test_a_ledger_that_is_too_long_is_cut_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with living() as life:
+        life.job()
+        gone = life.pod()
+        await life.reporting(30, observed=100.0)
+        life.workloads.pod_gone(gone)
+        for number in range(900):
+            name, uid, start = f"w-{number}", str(uuid4()), uuid4().hex
+            life.workloads.pod_seen(pod(name, SFT, uid=uid))
+            item = report(name, start_id=start, gpus=[gpu(observed_seconds=10.0)])
+            life.workloads.accept(PodIdentity(namespace="train", name=name, uid=uid), item, life.now)
+        await life.run(90)
+        assert life.status["totals"]["gpuSeconds"] == 9400.0
+        kept = ledger.read(life.status["ledger"])
+        assert kept is not None
+        assert kept.folded.gpu_seconds == 400.0
+        assert 200 < len(kept.pods) < 900
+    assert [record.__dict__["reason"] for record in caplog.records if "ledger" in record.message] == ["LedgerFull"]

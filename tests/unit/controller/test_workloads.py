@@ -217,9 +217,7 @@ def test_counters_survive_a_restart_of_the_controller() -> None:
     for name, seconds in (("w-0", 10.0), ("w-gone", 20.0), ("w-ends", 40.0)):
         send(before, name, seconds)
     before.pod_gone(gone)
-    text = ledger.write(of(before, "grpo").ledger())
-    assert text is not None
-    written = ledger.read(text)
+    written = ledger.read(ledger.write(of(before, "grpo").ledger()).text)
     assert written is not None
 
     after = Workloads()
