@@ -53,13 +53,8 @@ c_nvmlDevice_t = _Pointer[struct_c_nvmlDevice_t]
 
 class c_nvmlEventSet_t: ...
 
-class c_nvmlMemory_t:
-    total: int
-    free: int
-    used: int
-
-class c_nvmlMemory_v2_t(c_nvmlMemory_t):
-    reserved: int
+class c_nvmlMemory_t(Structure): ...
+class c_nvmlMemory_v2_t(Structure): ...
 
 class c_nvmlUtilization_t:
     gpu: int

@@ -31,6 +31,7 @@ from .watch import CallWatch
 Ts = TypeVarTuple("Ts")
 T = TypeVar("T")
 R = TypeVar("R")
+Handle = pynvml.c_nvmlDevice_t
 
 DISCOVERY_SECONDS: Final = 10.0
 """Time between two counts of the GPUs."""
@@ -101,6 +102,10 @@ _FIELDS: Final[tuple[tuple[int, int, str, Callable[[float], float | None]], ...]
 _FIELD_VALUE: Final = struct.Struct("=24xII8s")
 """nvmlFieldValue_t: (field, scope, time, latency,) type of value, return code, value. Read and written as bytes: the
 binding's own structures run Python at each access, which was half the cost of a pass."""
+_MEMORY_V1: Final = struct.Struct("=Q8xQ")
+"""nvmlMemory_t: total, (free,) used."""
+_MEMORY_V2: Final = struct.Struct("=8xQQ8xQ")
+"""nvmlMemory_v2_t: (version, padding,) total, reserved, (free,) used."""
 _FIELD_QUESTIONS: Final = b"".join(struct.pack("=II32x", field, scope) for field, scope, _, _ in _FIELDS)
 _FieldValues = ctypes.c_char * len(_FIELD_QUESTIONS)
 _FIELD_NOT_OFFERED: Final = NOT_OFFERED | {pynvml.NVML_ERROR_INVALID_ARGUMENT}
@@ -174,7 +179,7 @@ class _Gpu:
     def __init__(self, uuid: str, index: int) -> None:
         self.uuid = uuid
         self.index = index
-        self.handle: pynvml.c_nvmlDevice_t | None = None
+        self.handle: Handle | None = None
         self.sample = GpuSample(uuid=uuid, index=index)
         self.find_at = 0.0
         self.find_wait = 1.0
@@ -258,10 +263,10 @@ class NvmlReader:
         finally:
             watch.end()
 
-    def _offered(self, gpu: _Gpu, field: str, function: Callable[[*Ts], T], *args: *Ts) -> T | None:
+    def _offered(self, gpu: _Gpu, field: str, function: Callable[[Handle], T], handle: Handle) -> T | None:
         """Return the reading; None where this GPU or driver does not offer it, or it failed (which is counted)."""
         try:
-            result = self._call(gpu.uuid, function, *args)
+            result = self._call(gpu.uuid, function, handle)
         except pynvml.NVMLError as error:
             self._note_error(gpu, field, error.value)
             return None
@@ -284,7 +289,7 @@ class NvmlReader:
             raise _GpuLost(name)
         gpu.error = gpu.error or name
 
-    def _newest(self, gpu: _Gpu, field: str, variants: tuple[Callable[[pynvml.c_nvmlDevice_t], R], ...]) -> R | None:
+    def _newest(self, gpu: _Gpu, field: str, variants: tuple[Callable[[Handle], R], ...]) -> R | None:
         """Ask by the newest symbol that the library has.
 
         All are tried at each pass: to find one missing costs no call, while to remember it from one GPU's answer would
@@ -448,7 +453,7 @@ class NvmlReader:
         if gpu.handle is None or gpu.index != index:
             self._take(gpu, index, handle)
 
-    def _take(self, gpu: _Gpu, index: int | None, handle: pynvml.c_nvmlDevice_t) -> None:
+    def _take(self, gpu: _Gpu, index: int | None, handle: Handle) -> None:
         """Take a handle as that of this GPU, and read what does not change."""
         gpu.index = gpu.index if index is None else index
         gpu.find_wait = 1.0
@@ -521,9 +526,7 @@ class NvmlReader:
             raise _GpuLost("NOT_FOUND")
         rates = self._offered(gpu, "utilization", pynvml.nvmlDeviceGetUtilizationRates, handle)
         power = self._offered(gpu, "power_watts", pynvml.nvmlDeviceGetPowerUsage, handle)
-        heat = self._offered(
-            gpu, "temperature_celsius", pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
-        )
+        heat = self._offered(gpu, "temperature_celsius", _temperature, handle)
         memory = self._read_memory(gpu)
         check = self._checked
         return GpuSample(
@@ -558,11 +561,11 @@ class NvmlReader:
         info = self._newest(gpu, "memory_used_bytes", (_memory_v2, _memory_v1))
         if info is None:
             return {"memory_used_bytes": None, "memory_reserved_bytes": None, "memory_total_bytes": None}
-        total = self._checked("memory_total_bytes", plausible.memory_total(info.total))
-        reserved = None
-        if isinstance(info, pynvml.c_nvmlMemory_v2_t):
-            reserved = self._checked("memory_reserved_bytes", plausible.memory_part(info.reserved, total))
-        used = self._checked("memory_used_bytes", plausible.memory_part(info.used, total))
+        total = self._checked("memory_total_bytes", plausible.memory_total(info[0]))
+        used = self._checked("memory_used_bytes", plausible.memory_part(info[1], total))
+        reserved = info[2]
+        if reserved is not None:
+            reserved = self._checked("memory_reserved_bytes", plausible.memory_part(reserved, total))
         return {
             "memory_used_bytes": used,
             "memory_reserved_bytes": reserved,
@@ -710,15 +713,23 @@ class NvmlReader:
         return UnavailableReason.NO_DEVICE_ACCESS, error
 
 
-def _memory_v2(handle: pynvml.c_nvmlDevice_t) -> pynvml.c_nvmlMemory_t:
-    return pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)
+def _temperature(handle: Handle) -> int:
+    return pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
 
 
-def _memory_v1(handle: pynvml.c_nvmlDevice_t) -> pynvml.c_nvmlMemory_t:
-    return pynvml.nvmlDeviceGetMemoryInfo(handle)
+def _memory_v2(handle: Handle) -> tuple[int, int, int | None]:
+    """Return total, used and reserved bytes."""
+    total, reserved, used = _MEMORY_V2.unpack(pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2))
+    return total, used, reserved
 
 
-def _field_values(handle: pynvml.c_nvmlDevice_t) -> ctypes.Array[ctypes.c_char]:
+def _memory_v1(handle: Handle) -> tuple[int, int, int | None]:
+    """Return total and used bytes; the reserved ones are not told."""
+    total, used = _MEMORY_V1.unpack(pynvml.nvmlDeviceGetMemoryInfo(handle))
+    return total, used, None
+
+
+def _field_values(handle: Handle) -> ctypes.Array[ctypes.c_char]:
     """Ask for all field values. The binding's function writes the questions one by one, in Python.
 
     The answer has memory of its own at each call: a hung one may write into it at any later time.

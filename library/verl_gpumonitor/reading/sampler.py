@@ -14,7 +14,7 @@ Imports are counted here: this runs in a sidecar of 30 MiB, so no logging, datac
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Annotated, Final
 
 import msgspec
@@ -320,7 +320,7 @@ class Sampler:
         """Put the newest picture in place of the last one. The caller holds the lock."""
         reading = self._reading
         unavailable, error, message = reading.unavailable, reading.error, reading.message
-        gpus = tuple(self._shown(reading.gpus))
+        gpus = self._shown(reading.gpus)
         if unavailable is None and (hung := self._hung_without_gpus(gpus)) is not None:
             unavailable, error = UnavailableReason.NOT_RESPONDING, TIMED_OUT
             message = f"the NVIDIA driver does not answer: a call about {hung} has not returned"
@@ -341,14 +341,15 @@ class Sampler:
             ),
         )
 
-    def _shown(self, samples: Iterable[GpuSample]) -> Iterable[GpuSample]:
-        """Yield the samples, those of hanging GPUs without what they said last."""
+    def _shown(self, samples: tuple[GpuSample, ...]) -> tuple[GpuSample, ...]:
+        """Return the samples, those of hanging GPUs without what they said last."""
         left_out = self._skipped(self._clock())
-        for sample in samples:
-            if sample.uuid in left_out:
-                yield without_gauges(sample, GpuState.NOT_RESPONDING, TIMED_OUT)
-            else:
-                yield sample
+        if not left_out:
+            return samples
+        return tuple(
+            without_gauges(sample, GpuState.NOT_RESPONDING, TIMED_OUT) if sample.uuid in left_out else sample
+            for sample in samples
+        )
 
     def _hung_without_gpus(self, gpus: tuple[GpuSample, ...]) -> str | None:
         """Return the part whose hang keeps us from seeing any GPU at all; None while some are known."""
