@@ -458,6 +458,7 @@ class Reconciler:
             now=now,
             listening_since=self._listening_since,
             patience=self._patience,
+            images=self._settings.images,
             opted_out=self._namespaces.inject(track.record.namespace) == DISABLED,
         )
         return PodSummary(

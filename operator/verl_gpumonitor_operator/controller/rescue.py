@@ -17,7 +17,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter
@@ -26,63 +25,22 @@ from verl_gpumonitor.model.vocabulary import Severity
 from verl_gpumonitor_operator.kube.errors import ConflictError, ForbiddenError, InvalidError, KubeError, NotFoundError
 from verl_gpumonitor_operator.settings import Images
 
+from .injected import RESCUED, Cause, cause_of, main_image
 from .ports import ContainerPhase, Incidents, PodImagePatcher, PodRecord
 
 log = logging.getLogger(__name__)
 
-PULL_REASONS: Final = frozenset(
-    {
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "InvalidImageName",
-        "ErrImageNeverPull",
-        "ImageInspectError",
-        "RegistryUnavailable",
-        "SignatureValidationFailed",
-    }
-)
-"""The kubelet's words for an image that it cannot get (pkg/kubelet/images/types.go). A slow pull has none of them."""
-
-START_REASONS: Final = frozenset(
-    {
-        "CreateContainerError",
-        "CreateContainerConfigError",
-        "PreCreateHookError",
-        "PreStartHookError",
-        "PostStartHookError",
-        "RunContainerError",
-        "StartError",
-        "ContainerCannotRun",
-        "CrashLoopBackOff",
-    }
-)
-"""The kubelet's words for a container that it cannot create, start or keep (pkg/kubelet/container/sync_result.go).
-
-A crash loop is among them because `decide` looks at pods alone that have not begun: there, a sidecar that ends at each
-start holds the job just as one that never starts.
-"""
-
-EVENT_RESCUED: Final = "SidecarRescued"
+EVENT_RESCUED: Final = RESCUED
 EVENT_STUCK: Final = "SidecarStuck"
-
-
-class Cause(StrEnum):
-    """What kind of failure holds the sidecar."""
-
-    PULL = "pull"
-    START = "start"
 
 
 def failure_of(pod: PodRecord) -> Cause | None:
     """Say why the injected container holds its pod; None for one that does not: it runs, or is still being pulled."""
     if pod.injected is None or pod.sidecar_image is None or pod.deleting or pod.phase != "Pending":
         return None
-    state = pod.sidecar
-    if state is None or state.phase is not ContainerPhase.WAITING:
+    if pod.sidecar is None or pod.sidecar.phase is not ContainerPhase.WAITING:
         return None
-    if state.reason in PULL_REASONS:
-        return Cause.PULL
-    return Cause.START if state.reason in START_REASONS else None
+    return cause_of(pod)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,29 +105,16 @@ def _words(pod: PodRecord) -> tuple[str, str]:
 
 
 def _patience(pod: PodRecord, attempt: Attempt, times: RescueTimes) -> float:
-    return times.main_image_seconds if attempt.image == _main_image(pod) else times.operator_image_seconds
-
-
-def _main_image(pod: PodRecord) -> str | None:
-    return pod.images[0] if pod.images else None
+    return times.main_image_seconds if attempt.image == main_image(pod) else times.operator_image_seconds
 
 
 def _following(pod: PodRecord, images: Images, cause: Cause) -> list[str]:
     """The images still to be tried, next one first."""
-    main = _main_image(pod)
+    main = main_image(pod)
     if main is None or pod.sidecar_image == main:
         return []
     after_sidecar = pod.sidecar_image != images.operator
     return [images.operator, main] if cause is Cause.START and after_sidecar else [main]
-
-
-def unmonitored_reason(pod: PodRecord, images: Images) -> str | None:
-    """Say why an injected pod has a sidecar that measures nothing; None where its image carries our program."""
-    if pod.injected is None or pod.sidecar_image is None or pod.sidecar_image in (images.sidecar, images.operator):
-        return None
-    if pod.sidecar_image != _main_image(pod):
-        return None
-    return "the sidecar's own image could not be used on this node, so its container runs the pod's image and sleeps"
 
 
 class RescueMetrics:
@@ -246,7 +191,7 @@ class Rescuer:
             self._let_go(pod)
             return
         image = pod.sidecar_image
-        if image is not None and pod.uid not in self._attempts and image in (self._images.operator, _main_image(pod)):
+        if image is not None and pod.uid not in self._attempts and image in (self._images.operator, main_image(pod)):
             # Changed before this process began: the kubelet may not have come to it yet.
             self._attempts[pod.uid] = Attempt(image=image, at=self._clock())
         self._held[pod.uid] = pod

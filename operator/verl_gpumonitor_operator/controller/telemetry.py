@@ -11,24 +11,10 @@ from typing import Final
 from verl_gpumonitor.model import wiring
 from verl_gpumonitor.model.report import GpuReport, Report
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source, UnavailableReason
+from verl_gpumonitor_operator.settings import Images
 
+from .injected import RESCUED, StandIn, cause_of, stand_in_of
 from .ports import ContainerPhase, PodRecord
-
-FAILED_WAITING: Final = frozenset(
-    {
-        "ImagePullBackOff",
-        "ErrImagePull",
-        "ErrImageNeverPull",
-        "InvalidImageName",
-        "ImageInspectError",
-        "RegistryUnavailable",
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "RunContainerError",
-        "CrashLoopBackOff",
-    }
-)
-"""Words of the kubelet for a container that waits because something failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +88,19 @@ NOT_INJECTED_MESSAGE: Final = (
     "only a new pod can be monitored."
 )
 OPTED_OUT: Final = "OptedOut"
+WITHOUT_DRIVER: Final = (UnavailableReason.NO_LIBRARY, UnavailableReason.NO_DEVICE_ACCESS)
+"""What the sidecar says where no GPU runtime has given it the driver, as with our operator image it never does."""
+STANDS_IN: Final = {
+    StandIn.OPERATOR: (
+        "The sidecar's container could not be started with its own image, so that it was given our operator image, to "
+        "let the job start. That one gets no driver from the node's runtime, and GPUs are then seen through Ray alone."
+    ),
+    StandIn.MAIN: (
+        "The sidecar's image could not be pulled or its container could not be started, so that it was given the "
+        "pod's own image and sleeps, to let the job start. Nothing is measured in this pod."
+    ),
+}
+LOOK_AT_THE_EVENT: Final = "The job's Event SidecarRescued says what failed. A new pod is tried with the sidecar's own."
 
 
 def judge(
@@ -111,9 +110,10 @@ def judge(
     now: float,
     listening_since: float,
     patience: Patience,
+    images: Images,
     opted_out: bool = False,
 ) -> Verdict:
-    """Say how well a pod is seen.
+    """Say how well a pod is seen. `images`: ours, by which a rescued pod is known.
 
     `now` and `listening_since` are Unix seconds; the latter is when this controller began to take reports, because
     silence before that is its own. `opted_out`: the namespace is, so that the webhook was not even asked.
@@ -127,7 +127,9 @@ def judge(
     if pod.injected is None:
         return not_injected(pod.skip_reason, opted_out=opted_out)
     if heard and telemetry is not None:
-        return _of_report(pod, telemetry)
+        return _of_report(pod, telemetry, images)
+    if stand_in_of(pod, images) is StandIn.MAIN and cause_of(pod) is None and _started(pod):
+        return _rescued(StandIn.MAIN)
     return _silent(pod, telemetry, silent_for=_silence(pod, telemetry, now, listening_since), patience=patience)
 
 
@@ -144,18 +146,28 @@ def not_injected(skip_reason: str | None, *, opted_out: bool = False) -> Verdict
     return Verdict(seen=Seen.UNMONITORED, reason=reason[:128], message=sentence.strip()[:1024])
 
 
-def _of_report(pod: PodRecord, telemetry: Telemetry) -> Verdict:
+def _rescued(stand_in: StandIn) -> Verdict:
+    return Verdict(seen=Seen.UNMONITORED, reason=RESCUED, message=f"{STANDS_IN[stand_in]} {LOOK_AT_THE_EVENT}")
+
+
+def _of_report(pod: PodRecord, telemetry: Telemetry, images: Images) -> Verdict:
     if telemetry.unavailable is None or pod.gpus_requested == 0:
         return MONITORED
+    if telemetry.unavailable in WITHOUT_DRIVER and stand_in_of(pod, images) is StandIn.OPERATOR:
+        return _rescued(StandIn.OPERATOR)
     message = telemetry.message or f"The sidecar says {telemetry.unavailable.value}."
     return Verdict(seen=Seen.UNMONITORED, reason=telemetry.unavailable.value, message=message)
+
+
+def _started(pod: PodRecord) -> bool:
+    return pod.sidecar is not None and pod.sidecar.phase is not ContainerPhase.WAITING
 
 
 def _silence(pod: PodRecord, telemetry: Telemetry | None, now: float, listening_since: float) -> float | None:
     """Seconds without report since one could have come; None while the sidecar has not started at all."""
     if telemetry is not None:
         return now - max(telemetry.received_at, listening_since)
-    if pod.sidecar is None or pod.sidecar.phase is ContainerPhase.WAITING:
+    if pod.sidecar is None or not _started(pod):
         return None
     started = pod.sidecar.started_at
     return now - max(started if started is not None else listening_since, listening_since)
@@ -163,7 +175,7 @@ def _silence(pod: PodRecord, telemetry: Telemetry | None, now: float, listening_
 
 def _silent(pod: PodRecord, telemetry: Telemetry | None, *, silent_for: float | None, patience: Patience) -> Verdict:
     sidecar = pod.sidecar
-    if sidecar is not None and sidecar.phase is ContainerPhase.WAITING and sidecar.reason in FAILED_WAITING:
+    if sidecar is not None and cause_of(pod) is not None:
         detail = f": {sidecar.message}" if sidecar.message else ""
         return Verdict(seen=Seen.UNMONITORED, reason=sidecar.reason, message=f"The sidecar cannot start{detail}"[:1024])
     if silent_for is None or silent_for <= patience.silence_seconds:
@@ -176,11 +188,6 @@ def _silent(pod: PodRecord, telemetry: Telemetry | None, *, silent_for: float | 
 
 
 def _why_silent(pod: PodRecord, telemetry: Telemetry | None) -> str:
-    if pod.sidecar_image in pod.images:
-        return (
-            "The sidecar's own image could not be pulled, so that its container was given an image of the pod itself, "
-            "to let the job start. Nothing is measured in this pod."
-        )
     if pod.sidecar is not None and pod.sidecar.phase is ContainerPhase.TERMINATED:
         return f"The sidecar ended with exit code {pod.sidecar.exit_code} and has not come back."
     # No number of minutes: a text that changes by itself would make each status new.

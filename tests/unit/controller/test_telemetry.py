@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.controller.builders import gpu, owner_of, pod, report
 from verl_gpumonitor.model.vocabulary import GpuState, UnavailableReason
+from verl_gpumonitor_operator.controller.injected import PULL_REASONS, START_REASONS
 from verl_gpumonitor_operator.controller.jobs import JobKind
 from verl_gpumonitor_operator.controller.ports import ContainerPhase, ContainerState, PodRecord
 from verl_gpumonitor_operator.controller.telemetry import (
@@ -21,11 +22,13 @@ from verl_gpumonitor_operator.controller.telemetry import (
     availability,
     judge,
 )
+from verl_gpumonitor_operator.settings import Images
 
 PATIENCE = Patience(fresh_seconds=45.0, silence_seconds=60.0)
 OWNER = owner_of(JobKind.PYTORCH_JOB, "sft")
 POD = pod("m", OWNER)
 NOW = 10_000.0
+IMAGES = Images(sidecar="gpumonitor/sidecar:1", operator="gpumonitor/operator:1")
 
 
 def state(phase: ContainerPhase, reason: str | None = None, **more: object) -> ContainerState:
@@ -116,26 +119,99 @@ def telemetry(age: float, unavailable: UnavailableReason | None = None) -> Telem
     ],
 )
 def test_judge(record: PodRecord, heard: Telemetry | None, seen: Seen, reason: str | None) -> None:
-    verdict = judge(record, heard, now=NOW, listening_since=0.0, patience=PATIENCE)
+    verdict = judge(record, heard, now=NOW, listening_since=0.0, patience=PATIENCE, images=IMAGES)
     assert (verdict.seen, verdict.reason) == (seen, reason)
     assert (verdict.message is not None) == (seen is Seen.UNMONITORED)
 
 
 def test_silence_before_the_controller_listened_is_its_own() -> None:
     old = replace(POD, sidecar=state(ContainerPhase.RUNNING, started_at=0.0))
-    assert judge(old, None, now=NOW, listening_since=NOW - 30, patience=PATIENCE) == WAITING
-    assert judge(old, None, now=NOW, listening_since=NOW - 61, patience=PATIENCE).reason == "NotReporting"
+    assert judge(old, None, now=NOW, listening_since=NOW - 30, patience=PATIENCE, images=IMAGES) == WAITING
+    assert (
+        judge(old, None, now=NOW, listening_since=NOW - 61, patience=PATIENCE, images=IMAGES).reason == "NotReporting"
+    )
 
 
-def test_a_pod_that_was_let_go_with_its_own_image_says_so() -> None:
-    rescued = replace(POD, sidecar_image="user/verl:1", sidecar=state(ContainerPhase.RUNNING, started_at=0.0))
-    verdict = judge(rescued, None, now=NOW, listening_since=0.0, patience=PATIENCE)
-    assert "could not be pulled" in (verdict.message or "")
+RUNNING = state(ContainerPhase.RUNNING, started_at=NOW - 5)
+WITH_OPERATOR_IMAGE = replace(POD, sidecar_image=IMAGES.operator, sidecar=RUNNING)
+WITH_OWN_IMAGE = replace(POD, sidecar_image="user/verl:1", sidecar=RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("record", "heard", "reason", "words"),
+    [
+        pytest.param(
+            WITH_OPERATOR_IMAGE,
+            telemetry(5.0, UnavailableReason.NO_LIBRARY),
+            "SidecarRescued",
+            "could not be started",
+            id="our operator image gets no driver",
+        ),
+        pytest.param(
+            WITH_OPERATOR_IMAGE,
+            telemetry(5.0, UnavailableReason.NO_DEVICE_ACCESS),
+            "SidecarRescued",
+            "could not be started",
+            id="our operator image gets no devices",
+        ),
+        pytest.param(
+            WITH_OPERATOR_IMAGE,
+            telemetry(5.0, UnavailableReason.OWNERSHIP_UNKNOWN),
+            "OwnershipUnknown",
+            "says OwnershipUnknown",
+            id="our operator image reads, and something else is amiss",
+        ),
+        pytest.param(WITH_OPERATOR_IMAGE, telemetry(5.0), None, "", id="our operator image sees by Ray"),
+        pytest.param(
+            WITH_OWN_IMAGE, None, "SidecarRescued", "could not be pulled or", id="the pod's own image, at once"
+        ),
+        pytest.param(
+            replace(WITH_OWN_IMAGE, gpus_requested=0),
+            None,
+            "SidecarRescued",
+            "Nothing is measured",
+            id="the pod's own image on a head without GPUs",
+        ),
+        pytest.param(
+            replace(WITH_OWN_IMAGE, sidecar=state(ContainerPhase.WAITING, "PodInitializing")),
+            None,
+            None,
+            "",
+            id="the pod's own image is still being pulled",
+        ),
+        pytest.param(
+            replace(WITH_OWN_IMAGE, sidecar=state(ContainerPhase.WAITING, "CrashLoopBackOff")),
+            None,
+            "CrashLoopBackOff",
+            "cannot start",
+            id="even the pod's own image fails",
+        ),
+        pytest.param(WITH_OWN_IMAGE, telemetry(5.0), None, "", id="the pod's own image carries our program"),
+    ],
+)
+def test_a_rescued_pod_says_what_happened(
+    record: PodRecord, heard: Telemetry | None, reason: str | None, words: str
+) -> None:
+    verdict = judge(record, heard, now=NOW, listening_since=0.0, patience=PATIENCE, images=IMAGES)
+    assert verdict.reason == reason
+    assert words in (verdict.message or "")
+    assert (reason == "SidecarRescued") == ("Event SidecarRescued" in (verdict.message or ""))
+
+
+@pytest.mark.parametrize("phase", [ContainerPhase.WAITING, ContainerPhase.TERMINATED])
+@pytest.mark.parametrize("word", sorted(PULL_REASONS | START_REASONS))
+def test_each_word_for_a_failure_is_said_at_once(word: str, phase: ContainerPhase) -> None:
+    failing = replace(POD, phase="Pending", sidecar=state(phase, word, message="It says so."))
+    verdict = judge(failing, None, now=NOW, listening_since=NOW, patience=PATIENCE, images=IMAGES)
+    assert verdict == Verdict(seen=Seen.UNMONITORED, reason=word, message="The sidecar cannot start: It says so.")
 
 
 def test_a_text_about_silence_does_not_change_by_itself() -> None:
     old = replace(POD, sidecar=state(ContainerPhase.RUNNING, started_at=0.0))
-    verdicts = {judge(old, None, now=NOW + later, listening_since=0.0, patience=PATIENCE) for later in range(0, 600, 7)}
+    verdicts = {
+        judge(old, None, now=NOW + later, listening_since=0.0, patience=PATIENCE, images=IMAGES)
+        for later in range(0, 600, 7)
+    }
     assert len(verdicts) == 1
 
 

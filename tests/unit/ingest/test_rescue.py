@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,18 +11,15 @@ from prometheus_client import CollectorRegistry
 
 from tests.unit.ingest.builders import IMAGES, MAIN_IMAGE, NOW, Clock, Told, pod_record, value_of, waiting_pod
 from verl_gpumonitor.model.vocabulary import Severity
+from verl_gpumonitor_operator.controller.injected import PULL_REASONS, START_REASONS, Cause, StandIn, stand_in_of
 from verl_gpumonitor_operator.controller.ports import ContainerPhase, ContainerState, PodRecord
 from verl_gpumonitor_operator.controller.rescue import (
-    PULL_REASONS,
-    START_REASONS,
     Attempt,
-    Cause,
     RescueMetrics,
     Rescuer,
     RescueTimes,
     decide,
     failure_of,
-    unmonitored_reason,
 )
 from verl_gpumonitor_operator.kube.errors import (
     ConflictError,
@@ -154,12 +152,14 @@ def test_the_ladder_only_goes_down_and_ends(reasons: list[str], delays: list[flo
     assert given_images in ([IMAGES.operator], [IMAGES.operator, MAIN_IMAGE], [MAIN_IMAGE])
 
 
-def test_who_is_unmonitored_after_a_rescue() -> None:
-    assert unmonitored_reason(pod_record(), IMAGES) is None
-    assert unmonitored_reason(pod_record(sidecar_image=IMAGES.operator), IMAGES) is None
-    assert unmonitored_reason(pod_record(sidecar_image="reg.example/sidecar:old"), IMAGES) is None
-    assert unmonitored_reason(pod_record(injected=None, sidecar_image=MAIN_IMAGE), IMAGES) is None
-    assert "own image" in (unmonitored_reason(pod_record(sidecar_image=MAIN_IMAGE), IMAGES) or "")
+def test_which_image_stands_in_for_the_sidecars() -> None:
+    assert stand_in_of(pod_record(), IMAGES) is None
+    assert stand_in_of(pod_record(sidecar_image="reg.example/sidecar:old"), IMAGES) is None
+    assert stand_in_of(pod_record(injected=None, sidecar_image=MAIN_IMAGE), IMAGES) is None
+    assert stand_in_of(pod_record(sidecar_image=IMAGES.operator), IMAGES) is StandIn.OPERATOR
+    assert stand_in_of(pod_record(sidecar_image=MAIN_IMAGE), IMAGES) is StandIn.MAIN
+    one_for_both = msgspec.structs.replace(IMAGES, operator=IMAGES.sidecar)
+    assert stand_in_of(pod_record(), one_for_both) is None
 
 
 @dataclass
