@@ -33,7 +33,7 @@ class Metrics:
         )
         self.paused = Gauge(
             "gpumonitor_admission_injection_paused",
-            "1 while the circuit breaker holds injection back.",
+            "1 while nothing is injected: the circuit breaker is open, or no controller renews its Lease.",
             registry=self._registry,
         )
 

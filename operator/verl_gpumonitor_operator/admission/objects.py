@@ -206,6 +206,18 @@ class ConfigMapObject(_Object, frozen=True):
     data: dict[str, str] | None = None
 
 
+class LeaseSpec(_Object, frozen=True):
+    """`spec` of a Lease."""
+
+    renew_time: str | None = None
+
+
+class LeaseObject(_Object, frozen=True):
+    """coordination.k8s.io/v1 Lease."""
+
+    spec: LeaseSpec = LeaseSpec()
+
+
 class VersionObject(_Object, frozen=True):
     """Answer of `/version`."""
 

@@ -7,6 +7,7 @@ second and a half in all; without them nothing is injected, and the pod says so.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,7 +19,8 @@ import msgspec
 from verl_gpumonitor_operator.certificates import CA_BUNDLE
 from verl_gpumonitor_operator.settings import Settings, Visibility
 
-from . import facts, mutation, objects, pods, quantities
+from . import attendance, facts, mutation, objects, pods, quantities
+from .attendance import Attendance
 from .facts import Cluster, Namespace, Node, Version
 from .kubeapi import ApiError, KubeApi
 from .pods import Json, QosClass
@@ -33,7 +35,8 @@ RAY_SECONDS: Final = 0.3
 RAY_CACHE_SECONDS: Final = 60.0
 NODES_SECONDS: Final = 60.0
 SERVICE_SECONDS: Final = 30.0
-BREAKER_SECONDS: Final = 2.0
+GUARD_SECONDS: Final = 2.0
+"""Between two looks at what holds injection back: the breaker's ConfigMap and the controller's Lease."""
 CERTIFICATES_SECONDS: Final = 10.0
 WARM_SECONDS: Final = 30.0
 """The API server closes connections that idle for longer; the next pod would wait for several handshakes."""
@@ -90,16 +93,23 @@ class Preflight:
         *,
         on_certificates: Callable[[Mapping[str, bytes]], bool],
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_certificates` is handed the Secret's data and says whether a leaf is served now. `clock`: Unix time."""
+        """`on_certificates` is handed the Secret's data and says whether a leaf is served now.
+
+        `clock`: Unix time, for what others wrote. `monotonic`: seconds, for how long ago something was seen here.
+        """
         self._api = api
         self._settings = settings
         self._on_certificates = on_certificates
         self._clock = clock
+        self._monotonic = monotonic
         self._standing: _Standing | None = None
         self._controller_address: str | None = None
         self._ca_pem: str | None = None
         self._breaker = BreakerState()
+        self._attendance = Attendance()
+        self._noted_absence: str | None = None
         self._ray_clusters: dict[tuple[str, str], tuple[float, bool]] = {}
 
     @property
@@ -109,21 +119,28 @@ class Preflight:
 
     @property
     def paused(self) -> str | None:
-        """Why injection rests now; None if it does not."""
-        return self._breaker.pause(self._settings.images.sidecar, self._clock())
+        """Why injection rests now; None if it does not. The breaker's reason first: it names a pod that failed."""
+        return self._breaker.pause(self._settings.images.sidecar, self._clock()) or self._absence
 
     async def run(self) -> None:
         """Keep the standing facts fresh until cancelled. A read that fails is tried again; the last value stays."""
         loops: list[tuple[str, Callable[[], Awaitable[bool]], float]] = [
             ("cluster", self._read_standing, NODES_SECONDS),
             ("controller", self._read_controller, SERVICE_SECONDS),
-            ("breaker", self._read_breaker, BREAKER_SECONDS),
+            ("breaker", self._read_breaker, GUARD_SECONDS),
+            ("lease", self._read_lease, GUARD_SECONDS),
             ("certificates", self._read_certificates, CERTIFICATES_SECONDS),
             ("connections", self._keep_warm, WARM_SECONDS),
         ]
         async with asyncio.TaskGroup() as group:
             for subject, read, seconds in loops:
                 group.create_task(_repeat(subject, read, seconds), name=subject)
+
+    async def look_at_guards(self) -> None:
+        """Read now what holds injection back, and not at its next turn. What fails or is slow is left to that turn."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LIVE_SECONDS):
+                await asyncio.gather(self._read_lease(), self._read_breaker(), return_exceptions=True)
 
     async def gather(self, pod: Json, namespace_name: str) -> tuple[Namespace, Cluster]:
         """Read what decides on this pod, within the budget. Raises PreflightError."""
@@ -270,6 +287,41 @@ class Preflight:
             log.info("circuit breaker changed", extra={"open": state.open, "reason": state.reason})
         self._breaker = state
         return True
+
+    async def _read_lease(self) -> bool:
+        """Look whether the controller renews its Lease. A failure keeps what was known, until that is too old."""
+        namespace, name = self._settings.namespace, self._settings.controller_name
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
+        try:
+            lease = await self._api.get_or_none(path, objects.LeaseObject)
+        except ApiError:
+            self._attendance = self._attendance.unread()
+            raise
+        else:
+            self._attendance = self._attendance.read(lease, self._monotonic())
+        finally:
+            self._note_absence()
+        return True
+
+    @property
+    def _absence(self) -> str | None:
+        """Why nobody is taken to be there who would free a pod that its sidecar holds; None: the controller is."""
+        return self._attendance.pause(
+            namespace=self._settings.namespace,
+            name=self._settings.controller_name,
+            grace=attendance.grace_seconds(self._settings.controller.lease_seconds),
+            now=self._monotonic(),
+        )
+
+    def _note_absence(self) -> None:
+        absence = self._absence
+        if absence == self._noted_absence:
+            return
+        self._noted_absence = absence
+        if absence is None:
+            log.info("the controller is there, pods are injected")
+        else:
+            log.warning("injection rests", extra={"reason": absence})
 
     async def _read_certificates(self) -> bool:
         path = f"/api/v1/namespaces/{self._settings.namespace}/secrets/{self._settings.certificates_secret}"

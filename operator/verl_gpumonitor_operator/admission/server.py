@@ -174,6 +174,9 @@ class Server:
         try:
             await self._listen(health, "health", self._health_port, None)
             if await self._leaf_or_stop():
+                # On a first install the controller took its Lease and made the leaf a moment ago: once this server is
+                # ready, its first pod must not be told that there is no controller.
+                await self._preflight.look_at_guards()
                 await self._listen(mutate, "mutate", self._port, self._tls)
                 self._is_listening = True
                 log.info("serving", extra={"port": self.addresses["mutate"][1]})

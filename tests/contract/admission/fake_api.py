@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The few paths of an API server that the webhook reads, on a real socket; objects are changed by the test.
 
+A controller renews its Lease there, until the test says that it is away.
+
 It answers as slowly, or with as many refusals, as it is told to. It is no stand-in for a real API server where what
 matters is its judgement: those tests run on a cluster.
 """
@@ -46,6 +48,7 @@ class FakeApi:
         own = "/api/v1/namespaces/gpumonitor-system"
         self.certificates = made_certificates()
         self.secret_path = f"{own}/secrets/gpumonitor-certificates"
+        self.lease_path = "/apis/coordination.k8s.io/v1/namespaces/gpumonitor-system/leases/gpumonitor-controller"
         self.breaker_path = f"{own}/configmaps/gpumonitor-breaker"
         self.objects: dict[str, Json | list[Json]] = {
             "/version": {"gitVersion": "v1.36.0"},
@@ -57,7 +60,10 @@ class FakeApi:
             "/api/v1/namespaces/team-a/resourcequotas": [],
             f"{own}/services/gpumonitor-controller": {"spec": {"clusterIP": "10.96.7.7"}},
             self.secret_path: secret(self.certificates),
+            self.lease_path: {"metadata": {"name": "gpumonitor-controller"}, "spec": {"holderIdentity": "a"}},
         }
+        self.controller_is_away = False
+        self._renewals = 0
         self.delay_seconds: dict[str, float] = {}
         self.refused: dict[str, int] = {}
         self.tokens: set[str] = set()
@@ -75,6 +81,9 @@ class FakeApi:
         if path in self.refused:
             return web.json_response({"kind": "Status"}, status=self.refused[path])
         found = self.objects.get(path)
+        if path == self.lease_path and isinstance(found, dict) and not self.controller_is_away:
+            self._renewals += 1
+            found["spec"]["renewTime"] = f"2026-01-01T00:00:00.{self._renewals:06}Z"
         if found is None:
             return web.json_response({"kind": "Status"}, status=404)
         return web.json_response(self._page(found, request) if isinstance(found, list) else found)

@@ -4,11 +4,13 @@
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.unit.admission import samples
@@ -35,14 +37,16 @@ def node(name: str, *, kubelet: str = "v1.36.0", allocatable: Mapping[str, str] 
 
 
 @asynccontextmanager
-async def facts_of(fake: FakeApi, settings: Settings = samples.SETTINGS) -> AsyncIterator[Preflight]:
+async def facts_of(
+    fake: FakeApi, settings: Settings = samples.SETTINGS, monotonic: Callable[[], float] = time.monotonic
+) -> AsyncIterator[Preflight]:
     """Facts that are kept fresh while the block runs; it begins when they were read once."""
 
     def take(_: Mapping[str, bytes]) -> bool:
         return True
 
     async with KubeApi(Address(url=fake.url)) as api:
-        known = Preflight(api, settings, on_certificates=take)
+        known = Preflight(api, settings, on_certificates=take, monotonic=monotonic)
         task = asyncio.create_task(known.run())
         try:
             async with asyncio.timeout(10):
@@ -191,6 +195,80 @@ async def test_a_broken_breaker_state_is_no_open_breaker() -> None:
         fake.objects[fake.breaker_path] = {"data": {"state": "{open"}}
         async with facts_of(fake) as known:
             assert known.paused is None
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def pause(known: Preflight) -> str:
+    """Why injection rests now; empty where it does not."""
+    return known.paused or ""
+
+
+@pytest.mark.parametrize(
+    ("lease_seconds", "grace"), [pytest.param(15.0, 60.0, id="as shipped"), pytest.param(30.0, 120.0, id="long leases")]
+)
+async def test_the_last_renewal_counts_for_a_grace(
+    monkeypatch: pytest.MonkeyPatch, lease_seconds: float, grace: float
+) -> None:
+    monkeypatch.setattr(preflight, "GUARD_SECONDS", 0.02)
+    controller = msgspec.structs.replace(samples.SETTINGS.controller, lease_seconds=lease_seconds)
+    settings = msgspec.structs.replace(samples.SETTINGS, controller=controller)
+    clock = Clock()
+    async with fake_api.running() as fake, facts_of(fake, settings, clock) as known:
+        fake.controller_is_away = True
+        await asyncio.sleep(0.2)
+        clock.now += grace
+        await asyncio.sleep(0.2)
+        assert pause(known) == ""
+        clock.now += 0.1
+        assert "not renewed" in pause(known)
+        fake.controller_is_away = False
+        await asyncio.sleep(0.2)
+        assert pause(known) == ""
+
+
+@pytest.mark.parametrize("status", [403, 500])
+async def test_a_lease_that_cannot_be_read_is_as_it_was_for_a_grace(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    monkeypatch.setattr(preflight, "GUARD_SECONDS", 0.02)
+    monkeypatch.setattr(preflight, "UNTIL_THERE_SECONDS", 0.02)
+    clock = Clock()
+    async with fake_api.running() as fake, facts_of(fake, monotonic=clock) as known:
+        fake.refused[fake.lease_path] = status
+        await asyncio.sleep(0.2)
+        clock.now += 59.0
+        assert pause(known) == ""
+        clock.now += 2.0
+        await asyncio.sleep(0.2)
+        assert "could not be read for 60 s" in pause(known)
+        fake.refused.clear()
+        await asyncio.sleep(0.2)
+        assert pause(known) == ""
+    assert [record.getMessage() for record in caplog.records].count("injection rests") == 1
+
+
+async def test_a_lease_that_was_never_read_means_no_injection() -> None:
+    async with fake_api.running() as fake:
+        fake.refused[fake.lease_path] = 403
+        async with facts_of(fake) as known:
+            assert "could not be read yet" in pause(known)
+
+
+async def test_the_breaker_speaks_before_the_lease() -> None:
+    async with fake_api.running() as fake:
+        fake.objects.pop(fake.lease_path)
+        fake.objects[fake.breaker_path] = {"data": {"state": '{"open":true,"reason":"cannot be pulled"}'}}
+        async with facts_of(fake) as known:
+            assert known.paused == "cannot be pulled"
 
 
 async def test_the_token_is_read_from_its_file_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

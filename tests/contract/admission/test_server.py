@@ -16,7 +16,7 @@ import pytest
 
 from tests.unit.admission import samples
 from verl_gpumonitor_operator import certs
-from verl_gpumonitor_operator.admission import mutation, preflight
+from verl_gpumonitor_operator.admission import attendance, mutation, preflight
 from verl_gpumonitor_operator.admission import server as server_module
 
 from . import fake_api
@@ -199,7 +199,7 @@ async def test_what_is_free_on_a_small_cluster_is_read_live() -> None:
 
 
 async def test_the_breaker_holds_injection_back_and_lets_it_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "BREAKER_SECONDS", 0.05)
+    monkeypatch.setattr(preflight, "GUARD_SECONDS", 0.05)
     async with fake_api.running() as fake, serving(fake) as server, Client(server, bundle_of(fake)) as client:
         state = {"open": True, "image": samples.SETTINGS.images.sidecar, "reason": "cannot be pulled"}
         fake.objects[fake.breaker_path] = {"data": {"state": json.dumps(state)}}
@@ -210,6 +210,55 @@ async def test_the_breaker_holds_injection_back_and_lets_it_go(monkeypatch: pyte
         fake.objects[fake.breaker_path] = {"data": {"state": '{"open":false}'}}
         await asyncio.sleep(0.4)
         assert is_injected(await client.post(review(WORKER)))
+
+
+async def test_a_controller_that_is_away_holds_injection_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "GUARD_SECONDS", 0.05)
+    monkeypatch.setattr(attendance, "GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(attendance, "GRACE_LEASES", 0.0)
+    async with fake_api.running() as fake, serving(fake) as server, Client(server, bundle_of(fake)) as client:
+        await asyncio.sleep(1.2)
+        assert is_injected(await client.post(review(WORKER))), "it is renewed all the time"
+        fake.controller_is_away = True
+        assert is_injected(await client.post(review(WORKER))), "a restart is no absence"
+        await asyncio.sleep(1.4)
+        assert "not renewed for 1 s" in annotation(await client.post(review(WORKER)))
+        assert "gpumonitor_admission_injection_paused 1.0" in (await plain(server, "/metrics"))[1]
+        fake.controller_is_away = False
+        await asyncio.sleep(0.4)
+        assert is_injected(await client.post(review(WORKER)))
+        assert "gpumonitor_admission_injection_paused 0.0" in (await plain(server, "/metrics"))[1]
+
+
+async def test_without_a_lease_nothing_is_injected_until_it_comes() -> None:
+    """In the pace that it really has."""
+    async with fake_api.running() as fake:
+        held = fake.objects.pop(fake.lease_path)
+        async with serving(fake) as server, Client(server, bundle_of(fake)) as client:
+            answer = annotation(await client.post(review(WORKER)))
+            assert answer.startswith("InjectionPaused: there is no Lease gpumonitor-system/gpumonitor-controller")
+            assert "gpumonitor_admission_injection_paused 1.0" in (await plain(server, "/metrics"))[1]
+            fake.objects[fake.lease_path] = held
+            async with asyncio.timeout(3):
+                while not is_injected(await client.post(review(WORKER))):  # noqa: ASYNC110 - the API server asks
+                    await asyncio.sleep(0.1)
+
+
+async def test_at_a_first_install_the_first_pod_is_injected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller takes the Lease and then makes the certificate, without which the webhook is not ready."""
+    monkeypatch.setattr(preflight, "UNTIL_THERE_SECONDS", 0.05)
+    monkeypatch.setattr(preflight, "GUARD_SECONDS", 60.0)
+    async with fake_api.running() as fake:
+        secret, lease = fake.objects.pop(fake.secret_path), fake.objects.pop(fake.lease_path)
+
+        async def install() -> None:
+            await asyncio.sleep(0.3)
+            fake.objects |= {fake.lease_path: lease, fake.secret_path: secret}
+
+        task = asyncio.create_task(install())
+        async with serving(fake) as server, Client(server, bundle_of(fake)) as client:
+            assert is_injected(await client.post(review(WORKER)))
+        await task
 
 
 async def test_the_certificate_changes_under_load_without_one_refused_handshake(
