@@ -114,7 +114,7 @@ def _title(text: str) -> None:
 
 def up_local() -> None:
     """Run the whole demo on the local cluster."""
-    _title("1/5 The local cluster (the first time it is compiled: about 20 minutes)")
+    _title("1/5 The local cluster (the first time it is compiled: 15 to 20 minutes)")
     subprocess.run([sys.executable, "-m", "devcluster", "up"], check=True, cwd=REPOSITORY)
     layout = default_layout()
     access = product.local_access(layout)
