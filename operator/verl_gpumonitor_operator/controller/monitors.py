@@ -51,8 +51,16 @@ class MonitorSeen:
     @property
     def completed_at(self) -> float | None:
         """When the run of its status ended (Unix seconds); None while it runs, or that is not known."""
+        return self._time_of("completionTime")
+
+    @property
+    def deleted_at(self) -> float | None:
+        """When the object of that run was seen to be gone (Unix seconds); None while it is there."""
+        return self._time_of("deletionTime")
+
+    def _time_of(self, key: str) -> float | None:
         workload = self.status.get("workload")
-        return unix_seconds(workload.get("completionTime")) if isinstance(workload, Mapping) else None
+        return unix_seconds(workload.get(key)) if isinstance(workload, Mapping) else None
 
 
 def from_object(body: JsonObject) -> MonitorSeen | None:

@@ -108,6 +108,7 @@ class Reconciler:
         self._limits = limits
         self._clock = clock
         self._gpus = GpuResources.of(settings.injection.gpu_resources)
+        self._excluded_namespaces = {*ALWAYS_EXCLUDED, settings.namespace, *settings.injection.excluded_namespaces}
         self._entries: dict[str, Entry] = {}
         self._monitors: dict[str, dict[str, MonitorSeen]] = {}
         """By namespace and name."""
@@ -355,7 +356,7 @@ class Reconciler:
     def _wanted(self, workload: Workload) -> bool:
         """Whether a workload gets a GPUMonitor without anybody's making one: it has GPUs, and is to be monitored."""
         namespace = workload.job.namespace
-        if namespace in ALWAYS_EXCLUDED or namespace in self._settings.injection.excluded_namespaces:
+        if namespace in self._excluded_namespaces:
             return False
         tracks = list(workload.pods())
         if self._settings.injection.mode is InjectionMode.OPT_IN and self._namespaces.inject(namespace) != ENABLED:
@@ -401,6 +402,7 @@ class Reconciler:
             phase=phase_of(workload),
             ended=ended,
             completed_at=self._completed_at(workload, entry) if ended else None,
+            gone_at=workload.gone_at,
             gpus_requested=self._gpus_requested(workload, tracks),
             most_reported=entry.most_reported,
             gpus=gpus,
@@ -609,20 +611,22 @@ class Reconciler:
             await self._delete(monitor)
 
     async def _retire_one(self, monitor: MonitorSeen, now: float) -> None:
-        status = dict(monitor.status)
-        if status.get("phase") is not None and monitor.completed_at is None:
-            await self._end_unseen(monitor, status, now)
+        """Note that the job of a GPUMonitor is gone, and delete it when it was kept long enough since then."""
+        if monitor.status.get("phase") is not None and None in (monitor.completed_at, monitor.deleted_at):
+            self._end_unseen(monitor, now)
             return
         kept = monitor.retention_seconds
         retention = kept if kept is not None else self._settings.controller.retention_seconds
-        since = monitor.completed_at if monitor.completed_at is not None else monitor.created_at
+        ends = [at for at in (monitor.completed_at, monitor.deleted_at) if at is not None]
+        since = max(ends, default=monitor.created_at)
         if monitor.managed and since is not None and now - since > retention:
             await self._delete(monitor)
 
-    async def _end_unseen(self, monitor: MonitorSeen, status: Status, now: float) -> None:
-        """The job was deleted while no controller ran: how it ended, nobody saw."""
+    def _end_unseen(self, monitor: MonitorSeen, now: float) -> None:
+        """Write the end of a job that is gone: only when it went, or, where nobody saw it end, that it ended, too."""
+        status = dict(monitor.status)
         phase = status.get("phase")
-        workload = {**(status.get("workload") or {}), "completionTime": timestamp(now)}
+        workload = {"completionTime": timestamp(now), **(status.get("workload") or {}), "deletionTime": timestamp(now)}
         if phase not in TERMINAL:
             phase = Phase.UNKNOWN.value
             workload["message"] = "The job was deleted while the controller did not run; how it ended was not seen."

@@ -84,6 +84,8 @@ class Picture:
     phase: Phase
     ended: bool
     completed_at: float | None
+    gone_at: float | None
+    """When its object was seen to be deleted."""
     gpus_requested: int
     most_reported: int
     """Most GPUs that were seen well at one time; what an ended job shows, whose pods end one after the other."""
@@ -116,6 +118,7 @@ def render(picture: Picture, *, before: Mapping[str, Any], now: float) -> Status
             "uid": job.uid,
             "startTime": timestamp(job.started_at if job.started_at is not None else job.created_at),
             "completionTime": timestamp(picture.completed_at),
+            "deletionTime": timestamp(picture.gone_at),
             "message": job.message[:1024] if job.message else None,
             "rayCluster": job.ray_cluster,
         },

@@ -3,11 +3,14 @@
 """Which GPUMonitor belongs to which workload."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.unit.controller.builders import metadata
+from verl_gpumonitor.diagnosis import REASONS
 from verl_gpumonitor_operator.controller.jobs import JobKind
 from verl_gpumonitor_operator.controller.monitors import MonitorSeen, chosen, from_object, name_for, new_object
 
@@ -102,3 +105,9 @@ def test_spec_and_status_are_read() -> None:
     assert found is not None
     assert (found.generation, found.muted_reasons, found.retention_seconds) == (4, frozenset({"Imbalance"}), 60.0)
     assert (found.workload_uid, found.completed_at, found.managed) == ("u9", 10.0, False)
+
+
+def test_the_schema_knows_each_reason_that_can_be_muted() -> None:
+    definition = yaml.safe_load((Path(__file__).parents[3] / "crds" / "gpumonitor.dev_gpumonitors.yaml").read_text())
+    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    assert schema["mutedReasons"]["items"]["enum"] == list(REASONS)

@@ -18,7 +18,7 @@ from verl_gpumonitor.diagnosis import DiagnosisLimits
 from verl_gpumonitor.model.vocabulary import Severity
 from verl_gpumonitor_operator.controller import ledger
 from verl_gpumonitor_operator.controller.events import EventRecorder
-from verl_gpumonitor_operator.controller.jobs import JobKind, timestamp
+from verl_gpumonitor_operator.controller.jobs import JobKind, timestamp, unix_seconds
 from verl_gpumonitor_operator.controller.namespaces import Namespaces, NamespaceSeen
 from verl_gpumonitor_operator.controller.ports import PodIdentity, PodRecord
 from verl_gpumonitor_operator.controller.reconciler import Reconciler
@@ -172,6 +172,7 @@ async def test_a_job_gets_a_monitor_that_follows_it_to_its_end_and_keeps_its_las
         assert ended["health"] == "OK"
         life.reconciler.job_gone(JobKind.PYTORCH_JOB, "uid-sft")
         await life.run(60)
+        ended["workload"]["deletionTime"] = life.status["workload"]["deletionTime"]
         assert life.status == ended
         assert len(life.workloads) == 0
 
@@ -229,6 +230,29 @@ async def test_muted_reasons_are_not_said() -> None:
         assert life.status["observedGeneration"] == 2
         assert life.condition("OOMRisk") == ("False", "NotDetected")
         assert life.events == []
+
+
+@pytest.mark.parametrize(
+    ("injected", "used", "condition", "health"),
+    [
+        pytest.param(None, (), ("False", "NotInjected"), "Unknown", id="nothing is seen, so nothing can be said"),
+        pytest.param("1", (40, 40, 40), ("True", "Partial"), "OK", id="what is seen is well"),
+        pytest.param("1", (78, 19, 19), ("True", "Partial"), "OOMRisk+1", id="what is seen is not well"),
+    ],
+)
+async def test_muted_reasons_about_telemetry_leave_health_and_events_alone(
+    injected: str | None, used: tuple[int, ...], condition: tuple[str, str], health: str
+) -> None:
+    async with living() as life:
+        life.job()
+        life.pod(injected=injected)
+        await life.run(1)
+        life.monitor["spec"]["mutedReasons"] = ["TelemetryUnavailable", "TelemetryPartial"]
+        life.monitor["metadata"]["generation"] = 2
+        await (life.reporting(120, used=used) if used else life.run(120))
+        assert life.condition("TelemetryAvailable") == condition
+        assert life.status["health"] == health
+        assert {reason for _, reason, _ in life.events} <= {"OOMRisk", "Imbalance"}
 
 
 async def test_a_restart_keeps_counters_and_repeats_no_event() -> None:
@@ -299,6 +323,52 @@ async def test_a_deleted_job_is_stopped_and_its_monitor_is_kept_for_its_own_rete
         assert life.status["phase"] == "Stopped"
         await life.run(60)
         assert life.api.of("gpumonitors") == {}
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["the controller sees it", "the controller is away"])
+async def test_a_job_that_is_deleted_long_after_its_end_is_kept_from_then_on(away: bool) -> None:
+    retention = OPERATOR.controller.retention_seconds
+    async with living() as life:
+        life.job()
+        record = life.pod()
+        await life.reporting(30)
+        life.job("Succeeded", completionTime=timestamp(life.now))
+        life.workloads.pod_gone(record)
+        await life.run(60)
+        ended = life.status
+        life.now += 3 * retention
+        await life.run(20)
+        assert life.status == ended, "nothing is written while the object is there"
+        if not away:
+            life.reconciler.job_gone(JobKind.PYTORCH_JOB, "uid-sft")
+            await life.run(20)
+    async with living(life.api, start=life.now) as again:
+        again.reconciler.restore()
+        again.reconciler.listening()
+        await again.run(20)
+        gone_at = again.status["workload"].pop("deletionTime")
+        assert again.now - 41 <= (unix_seconds(gone_at) or 0) <= again.now
+        assert again.status["phase"] == "Succeeded"
+        assert again.status["workload"] == {**ended["workload"], "deletionTime": gone_at}
+        again.now += retention - 60
+        await again.run(10)
+        assert set(again.api.of("gpumonitors")) == {"sft"}
+        again.now += 120
+        await again.run(10)
+        assert again.api.of("gpumonitors") == {}
+
+
+async def test_the_deletion_of_a_job_is_written_once() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        await life.reporting(30)
+        life.reconciler.job_gone(JobKind.PYTORCH_JOB, "uid-sft")
+        await life.run(60)
+        workload, writes = life.status["workload"], len(life.api.writes)
+        assert workload["deletionTime"] == workload["completionTime"]
+        await life.run(120)
+        assert len(life.api.writes) == writes
 
 
 async def test_a_new_run_of_the_same_name_keeps_a_summary_of_the_one_before() -> None:
@@ -526,9 +596,17 @@ async def test_opt_in(inject: str | None, injected: str | None, monitors: set[st
         assert set(life.api.of("gpumonitors")) == monitors
 
 
-async def test_an_excluded_namespace_gets_no_monitors() -> None:
-    excluded = msgspec.structs.replace(OPERATOR, injection=Injection(excluded_namespaces=("train",)))
-    async with living(settings=excluded) as life:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(
+            msgspec.structs.replace(OPERATOR, injection=Injection(excluded_namespaces=("train",))), id="excluded"
+        ),
+        pytest.param(msgspec.structs.replace(OPERATOR, namespace="train"), id="the operator's own"),
+    ],
+)
+async def test_an_excluded_namespace_gets_no_monitors(settings: Settings) -> None:
+    async with living(settings=settings) as life:
         life.job()
         life.pod(injected=None)
         await life.run(5)

@@ -63,6 +63,7 @@ def picture(**more: Any) -> Picture:
         "phase": Phase.RUNNING,
         "ended": False,
         "completed_at": None,
+        "gone_at": None,
         "gpus_requested": 4,
         "most_reported": 4,
         "gpus": [view(number) for number in range(4)],
