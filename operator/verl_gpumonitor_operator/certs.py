@@ -4,7 +4,7 @@
 
 Pure: no files, no clock, no network; what is not pure is that new keys are random. All of it lives in one Secret, so
 that every replica serves the same leaf under the same CA. The Secret's writer (the controller that holds the Lease)
-calls `plan` each minute, writes what it returns under the old resourceVersion, and sets `caBundle` of the webhook
+calls `plan` each 30 s, writes what it returns under the old resourceVersion, and sets `caBundle` of the webhook
 configuration to `bundle(data)`. Everybody else only reads.
 
 How a new CA comes without one refused handshake: first it only joins the bundle (`ca.crt`). Once the API server's

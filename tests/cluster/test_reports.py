@@ -137,7 +137,7 @@ def test_a_replay_is_refused_and_a_new_start_is_welcome(endpoint: Endpoint) -> N
 def test_refusals_are_counted(endpoint: Endpoint) -> None:
     def refused() -> float:
         series = monitors.controller_metrics(endpoint.kubectl)
-        return monitors.value(series, "gpumonitor_reports_total", code="401") or 0.0
+        return monitors.value(series, "gpumonitor_ingest_reports_total", code="401") or 0.0
 
     before = refused()
     assert endpoint.post(b"{}", "no.token.at-all")[0] == 401

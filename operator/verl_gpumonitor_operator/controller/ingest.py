@@ -50,7 +50,7 @@ class IngestMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._reports = Counter(
-            "gpumonitor_reports", "Reports by the HTTP code that was answered.", ["code"], registry=registry
+            "gpumonitor_ingest_reports", "Reports by the HTTP code that was answered.", ["code"], registry=registry
         )
         self._bytes = Counter("gpumonitor_report_received_bytes", "Bytes of report bodies read.", registry=registry)
         self._seconds = Histogram(

@@ -24,7 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
 from verl_gpumonitor_operator import certs
 from verl_gpumonitor_operator.admission import logs
@@ -378,6 +384,8 @@ def _log_end(error: BaseException | None) -> None:
 def main() -> None:
     """Entry point of `gpumon-controller`. Exit codes: 0 after SIGTERM, 1 when a part ended, 2 for wrong settings."""
     logs.configure()
+    # A timestamp series beside each counter would double what Prometheus stores, and nobody asks for it.
+    disable_created_metrics()  # type: ignore[no-untyped-call] # the package types all but this one
     try:
         code = asyncio.run(run(parse()))
     except (SettingsError, KubeError) as error:

@@ -3,15 +3,23 @@
 """Names of the controller's series are public; unknown values have none, and what is gone leaves none."""
 
 import asyncio
+import itertools
+import logging
+import os
 from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
-from prometheus_client import CollectorRegistry, generate_latest
+import pytest
+from prometheus_client import CollectorRegistry, enable_created_metrics, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.controller.test_reconciler import Life, living
+from tests.unit.test_docs import in_code
+from verl_gpumonitor_operator.admission import logs
+from verl_gpumonitor_operator.controller import main
 from verl_gpumonitor_operator.controller.certificates import CertificateState
+from verl_gpumonitor_operator.controller.ingest import IngestMetrics
 from verl_gpumonitor_operator.controller.jobs import JobKind
 from verl_gpumonitor_operator.controller.lease import Lease
 from verl_gpumonitor_operator.controller.metrics import ControllerCollector, Parts
@@ -120,6 +128,33 @@ async def test_a_workload_that_is_gone_leaves_no_series() -> None:
         life.reconciler.job_gone(JobKind.PYTORCH_JOB, "uid-sft")
         await life.run(60)
         assert of_workload(life) == {}
+
+
+def test_no_two_processes_serve_a_series_of_the_same_name() -> None:
+    served = [set(series) for series in in_code().values()]
+    for one, other in itertools.combinations(served, 2):
+        assert not one & other
+
+
+def test_the_process_serves_no_time_of_creation_beside_its_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+
+    async def ended(_: object) -> int:
+        return 0
+
+    monkeypatch.setattr(main, "parse", lambda: None)
+    monkeypatch.setattr(main, "run", ended)
+    monkeypatch.setattr(logs, "configure", lambda: None)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(logging, "shutdown", lambda: None)
+    main.main()
+    try:
+        registry = CollectorRegistry()
+        IngestMetrics(registry).answered(200)
+        assert "_created" not in generate_latest(registry).decode()
+        assert codes == [0]
+    finally:
+        enable_created_metrics()  # type: ignore[no-untyped-call] # the package types all but this one
 
 
 async def fetched(port: int, path: str) -> tuple[int, str]:

@@ -90,7 +90,7 @@ class Rig:
         )
 
     def counted(self, code: int) -> float | None:
-        return value_of(self.registry, "gpumonitor_reports_total", code=str(code))
+        return value_of(self.registry, "gpumonitor_ingest_reports_total", code=str(code))
 
 
 def error_of(reply: Reply) -> str:
