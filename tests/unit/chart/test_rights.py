@@ -46,6 +46,7 @@ WEBHOOK_AT_HOME = {
     f"/secrets/{RELEASE}-certificates": "get",
     f"/configmaps/{RELEASE}-breaker": "get",
     f"/services/{RELEASE}-controller": "get",
+    f"coordination.k8s.io/leases/{RELEASE}-controller": "get",
 }
 
 
