@@ -10,7 +10,7 @@ Names of our own Kubernetes objects are derived here from `release`, so that no 
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,10 @@ Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 Quantity = Annotated[str, Meta(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
 Label = Annotated[str, Meta(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 ImageRef = Annotated[str, Meta(min_length=1, max_length=512, pattern=r"^\S+$")]
+
+
+ALWAYS_EXCLUDED_NAMESPACES: Final = frozenset(("kube-system", "kube-public", "kube-node-lease"))
+"""Never injected and never watched, besides our own namespace and those that the settings name."""
 
 
 class SettingsError(ValueError):

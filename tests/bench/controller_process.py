@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from tests.bench.controller_load import report_of
-from verl_gpumonitor_operator.admission import logs
+from verl_gpumonitor_operator import logs
 from verl_gpumonitor_operator.controller.main import Controller, Options
 from verl_gpumonitor_operator.controller.ports import PodIdentity, PodRecord
 from verl_gpumonitor_operator.controller.writer import Outcome

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from prometheus_client import disable_created_metrics
 
+from verl_gpumonitor_operator import logs
 from verl_gpumonitor_operator.settings import Settings, SettingsError, load
 
-from . import kubeapi, logs
+from . import kubeapi
 from .kubeapi import Address, ApiError, KubeApi
 from .server import Server
 

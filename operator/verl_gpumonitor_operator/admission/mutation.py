@@ -21,8 +21,6 @@ from .jsonpatch import Operation, pointer
 from .pods import Family, Json
 from .sidecar import Resources
 
-ALWAYS_EXCLUDED: Final = frozenset(("kube-system", "kube-public", "kube-node-lease"))
-
 MAX_POD_BYTES: Final = 1_000_000
 """etcd takes 1.5 MiB for one object; a pod this large gets nothing added."""
 MAX_ANNOTATION_BYTES: Final = 256 * 1024
@@ -90,7 +88,7 @@ def mutate(pod: Json, *, namespace: Namespace, policy: operator_settings.Setting
 
 def not_ours(pod: Json, namespace_name: str, policy: operator_settings.Settings) -> Skip | None:
     """Tell without any facts of the cluster that a pod is none of ours. None: it may be."""
-    excluded = ALWAYS_EXCLUDED | {policy.namespace, *policy.injection.excluded_namespaces}
+    excluded = operator_settings.ALWAYS_EXCLUDED_NAMESPACES | {policy.namespace, *policy.injection.excluded_namespaces}
     if namespace_name in excluded or pods.family(pod) is None or pods.is_mirror(pod) or pods.is_windows(pod):
         return Skip(reason=SkipReason.NOT_A_JOB)
     if not _well_formed(pod):

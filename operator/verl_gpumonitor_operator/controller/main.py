@@ -32,8 +32,7 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from verl_gpumonitor_operator import certs
-from verl_gpumonitor_operator.admission import logs
+from verl_gpumonitor_operator import certs, logs
 from verl_gpumonitor_operator.kube.client import KubeClient
 from verl_gpumonitor_operator.kube.errors import KubeError
 from verl_gpumonitor_operator.settings import Settings, SettingsError, load

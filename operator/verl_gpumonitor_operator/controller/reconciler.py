@@ -16,7 +16,7 @@ from typing import Any, Final
 from verl_gpumonitor.diagnosis import DiagnosisLimits
 from verl_gpumonitor.diagnosis.health import UNKNOWN
 from verl_gpumonitor.model.vocabulary import Phase, Severity
-from verl_gpumonitor_operator.settings import InjectionMode, Settings
+from verl_gpumonitor_operator.settings import ALWAYS_EXCLUDED_NAMESPACES, InjectionMode, Settings
 
 from . import ledger, monitors
 from .assessment import Assessment, FindingStates, assess, states_of
@@ -42,7 +42,6 @@ RETENTION_CHECK_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 10.0
 """After a write that failed."""
 REMEMBER_SECONDS: Final = 10.0
-ALWAYS_EXCLUDED: Final = ("kube-system", "kube-public", "kube-node-lease")
 TERMINAL: Final = (Phase.SUCCEEDED.value, Phase.FAILED.value, Phase.STOPPED.value)
 UNSUPPORTED: Final = (
     "TrainJobs are not supported yet: their pods get no sidecar. Use a PyTorchJob or a RayJob to have GPUs monitored."
@@ -108,7 +107,11 @@ class Reconciler:
         self._limits = limits
         self._clock = clock
         self._gpus = GpuResources.of(settings.injection.gpu_resources)
-        self._excluded_namespaces = {*ALWAYS_EXCLUDED, settings.namespace, *settings.injection.excluded_namespaces}
+        self._excluded_namespaces = {
+            *ALWAYS_EXCLUDED_NAMESPACES,
+            settings.namespace,
+            *settings.injection.excluded_namespaces,
+        }
         self._entries: dict[str, Entry] = {}
         self._monitors: dict[str, dict[str, MonitorSeen]] = {}
         """By namespace and name."""

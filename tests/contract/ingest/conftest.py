@@ -126,7 +126,7 @@ class Rig:
                 await asyncio.sleep(0.01)
 
     def counted(self, code: int) -> float | None:
-        return value_of(self.registry, "gpumonitor_reports_total", code=str(code))
+        return value_of(self.registry, "gpumonitor_ingest_reports_total", code=str(code))
 
     def value(self, name: str, **labels: str) -> float | None:
         return value_of(self.registry, name, **labels)

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.controller.test_reconciler import Life, living
 from tests.unit.test_docs import in_code
-from verl_gpumonitor_operator.admission import logs
+from verl_gpumonitor_operator import logs
 from verl_gpumonitor_operator.controller import main
 from verl_gpumonitor_operator.controller.certificates import CertificateState
 from verl_gpumonitor_operator.controller.ingest import IngestMetrics
