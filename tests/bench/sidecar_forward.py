@@ -13,18 +13,14 @@ from collections.abc import Iterator
 
 import msgspec
 
-from verl_gpumonitor_sidecar import lean
-
-lean.prepare()
-
-from verl_gpumonitor.model.report import PodRef, encode  # noqa: E402
-from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings, _Run  # noqa: E402
-from verl_gpumonitor_sidecar import program as _program  # noqa: E402, F401 - its imports are part of the memory
-from verl_gpumonitor_sidecar.exporter import Exports, Identity, Page  # noqa: E402
-from verl_gpumonitor_sidecar.join import Terms  # noqa: E402
-from verl_gpumonitor_sidecar.journal import Journal  # noqa: E402
-from verl_gpumonitor_sidecar.loop import Loop  # noqa: E402
-from verl_gpumonitor_sidecar.reports import Sender, Turn, build  # noqa: E402
+from verl_gpumonitor.model.report import PodRef, encode
+from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings, _Run
+from verl_gpumonitor_sidecar import program as _program  # noqa: F401 - its imports are part of the memory
+from verl_gpumonitor_sidecar.exporter import Exports, Identity, Page
+from verl_gpumonitor_sidecar.join import Terms
+from verl_gpumonitor_sidecar.journal import Journal
+from verl_gpumonitor_sidecar.loop import Loop
+from verl_gpumonitor_sidecar.reports import Sender, Turn, build
 
 GPUS = 8
 STEPS = 100

@@ -176,6 +176,33 @@ def test_a_call_that_came_back_in_time_is_not_abandoned() -> None:
     watch.end()
 
 
+def test_of_thread_and_watchdog_one_alone_has_the_call() -> None:
+    """They meet at the same moment, five hundred times."""
+    watch, gate = CallWatch(time.monotonic), threading.Barrier(2, timeout=10)
+    wins: list[bool] = []
+
+    def watchdog() -> None:
+        for _ in range(500):
+            gate.wait()
+            call = watch.call
+            wins.append(call is not None and watch.abandon(call))
+            gate.wait()
+
+    thread = threading.Thread(target=watchdog)
+    thread.start()
+    for _ in range(500):
+        watch.begin("GPU-0", "a_call")
+        gate.wait()
+        try:
+            watch.end()
+            kept = True
+        except Abandoned:
+            kept = False
+        gate.wait()
+        assert kept is not wins[-1]
+    thread.join()
+
+
 def test_the_watchdog_looks_again_when_the_call_in_progress_can_hang(sampler: Sampler, reader: OneGpu) -> None:
     sampler.start()
     until(sampler, good)
