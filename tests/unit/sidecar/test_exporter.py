@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from verl_gpumonitor.model.samples import GpuCounters, GpuSample, HostSample, ReadingHealth
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source, UnavailableReason
-from verl_gpumonitor_sidecar.exporter import Exports, Identity, Page, ProcessUse, ReportCounts, render
+from verl_gpumonitor_sidecar.exporter import Exports, Identity, Page, ProcessUse, ReportCounts, plain_text
 from verl_gpumonitor_sidecar.state import OwnGpu, PodState
 
 NOW = 100.0
@@ -248,16 +248,8 @@ def test_a_fault_of_ours_does_not_fail_the_scrape() -> None:
     assert b'gpumonitor_export_error{error="KeyError"} 1' in Page(broken).text()
 
 
-def test_the_text_of_a_counter_and_a_gauge() -> None:
-    text = render(everything(state(FULL)), NOW)
-    assert text.startswith("# HELP gpumonitor_sidecar_info The sidecar of this pod;")
-    assert (
-        "# HELP gpumonitor_collections_total Passes over all GPUs that came to their end.\n"
-        "# TYPE gpumonitor_collections_total counter\n"
-        'gpumonitor_collections_total{namespace="team",pod="p\\"0\\\\"} 5\n'
-    ) in text
-    assert (
-        '\ngpumonitor_gpu_power_watts{namespace="team",pod="p\\"0\\\\",gpu="0",uuid="GPU-a",role="unknown"} 500.0\n'
-        in text
+def test_counters_get_their_plain_names() -> None:
+    text = b"# HELP a Text.\n# TYPE a counter\na_total 1.0\n# HELP b B.\n# TYPE b gauge\nb 2.0\n# EOF\n"
+    assert plain_text(text) == (
+        b"# HELP a_total Text.\n# TYPE a_total counter\na_total 1.0\n# HELP b B.\n# TYPE b gauge\nb 2.0\n"
     )
-    assert text.endswith("\n")
