@@ -61,7 +61,7 @@ format: $(READY) ## Format and fix what can be fixed
 
 .PHONY: unit
 unit: $(READY) $(FAKENVML) $(PROMTOOL) ## Unit and contract tests
-	@PATH="$(CURDIR)/$(TOOLS):$$PATH" $(PYTHON) -m pytest -n 6 --dist worksteal tests/unit tests/contract
+	@PATH="$(CURDIR)/$(TOOLS):$$PATH" $(PYTHON) -m pytest -n 4 --dist worksteal tests/unit tests/contract
 
 .PHONY: cluster-test
 cluster-test: cluster-up ## Behaviour on the real cluster

@@ -34,7 +34,7 @@ from .state import PodState
 FLUSH_SECONDS: Final = 0.7
 """Longest wait for the last report after SIGTERM."""
 CALL_LIMIT_SECONDS: Final = 1.5
-"""A call into NVML that takes longer hangs. With the second since the last sample, and the watchdog's own pace, the
+"""A call into NVML that takes longer hangs. With the second since the last sample the
 other GPUs are read again before their values are three intervals old."""
 PROCESSES_INTERVAL_SECONDS: Final = 5.0
 

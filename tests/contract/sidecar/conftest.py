@@ -24,6 +24,8 @@ SIMULATION = Path(simgpu.__file__).parent
 LIBRARY = SIMULATION / "build" / "libnvidia-ml.so.1"
 PROGRAM = Path(sys.executable).parent / "gpumon-sidecar"
 TOKEN_VARIABLE = "GPUMON_REPORT_TOKEN_FILE"
+ENDS_WITHIN_SECONDS = 2.0
+"""The sidecar ends within a second by itself; the tests' machine is shared by several of them at once."""
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 """Series name -> (labels, value) of each."""

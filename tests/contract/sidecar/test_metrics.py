@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import simgpu
 
-from tests.contract.sidecar.conftest import LIBRARY, Samples, Start, wait_for
+from tests.contract.sidecar.conftest import ENDS_WITHIN_SECONDS, LIBRARY, Samples, Start, wait_for
 from verl_gpumonitor.model import wiring
 
 ADDED_UP = {"gpumonitor_gpu_energy_joules_total", "gpumonitor_gpu_observed_seconds_total"}
@@ -255,7 +255,7 @@ def test_broken_settings_are_said_and_waited_with(gpus: simgpu.StateFile, start:
     assert f'variable="{wiring.ENV_POD_UID}"' in text
     assert wiring.ENV_GPUS_REQUESTED in str(sidecar.log[0])
     assert sidecar.get("/healthz") == "ok\n"
-    assert sidecar.end() < 1.0
+    assert sidecar.end() < ENDS_WITHIN_SECONDS
 
 
 def test_values_vanish_when_nothing_is_read_any_more(gpus: simgpu.StateFile, start: Start) -> None:
