@@ -199,10 +199,19 @@ def _compile(layout: Layout, tool: Tool, target: Path) -> None:
 
 
 def _go_environment(layout: Layout) -> dict[str, str]:
-    """Go's own caches (gigabytes) lie in ours, unless a person has said where, so that they go with it."""
+    """Go's settings for every build.
+
+    No version control is asked, because git refuses a checkout of another user. Go's own caches (gigabytes) lie in
+    ours, unless a person has said where, so that they go with it.
+    """
     folders = {"GOCACHE": layout.cache / "go" / "build", "GOMODCACHE": layout.cache / "go" / "modules"}
     caches = {name: os.environ.get(name) or str(path) for name, path in folders.items()}
-    return {"GOFLAGS": "-mod=readonly", "GOWORK": "off", "HOME": os.environ.get("HOME") or "/root", **caches}
+    return {
+        "GOFLAGS": "-mod=readonly -buildvcs=false",
+        "GOWORK": "off",
+        "HOME": os.environ.get("HOME") or "/root",
+        **caches,
+    }
 
 
 def _make_writable(top: Path) -> None:

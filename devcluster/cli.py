@@ -24,6 +24,8 @@ DOWN_EXIT_CODE = 3
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     options = _parser().parse_args(arguments)
+    # `su` without a dash leaves them out, and half of what a node needs lies there.
+    os.environ["PATH"] = ":".join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
     command: Command = options.command
     try:
         return command(default_layout(), options)
