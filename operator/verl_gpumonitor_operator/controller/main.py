@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program `gpumon-controller`: puts the parts together, and ends them.
 
-Order of a start: health port, connection, Lease, lists of everything, pods, then all that works for ever. Whatever task
-of those ends by itself ends the process, and so does a lost Lease: the kubelet starts it again, and a fresh start is
-cheap. The API server's being away ends nothing.
+Order of a start: health port, connection, Lease, pods, rescue, lists of everything, then all else that works for ever.
+Lists that fail or hang never keep the rescue from its work while the webhook injects. Whatever task of those ends by
+itself ends the process, and so does a lost Lease: the kubelet starts it again, and a fresh start is cheap. The API
+server's being away ends nothing.
 """
 
 import argparse
@@ -66,6 +67,8 @@ logger = logging.getLogger(__name__)
 REPORT_PORT: Final = 8443
 END_SECONDS: Final = 4.0
 """All ends within this time of SIGTERM."""
+LISTS_SECONDS: Final = 3.0
+"""So long a rescue waits for the first lists once pods are known: only with them it is known whose job to tell."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,23 +263,29 @@ class Controller:
             raise LeaseLostError
 
     async def _work(self, group: asyncio.TaskGroup) -> None:
-        await self.sweeper.complete()
-        self.reconciler.restore()
+        listing = self._spawn(group, "lists", self.sweeper.complete())
         await self._pods_synced()
+        await asyncio.wait({listing}, timeout=LISTS_SECONDS)
+        self._free_pods(group)
+        await listing
+        self.reconciler.restore()
         self.reconciler.listening()
-        self.pods.watch(self.rescuer)
-        self.pods.watch(self.breaker)
         self._synced = True
         _calm_garbage_collection()
         logger.info("picture is complete", extra={"workloads": len(self.workloads), "pods": len(self.pods)})
         for name, work in (
             ("reconcile", self.reconciler.run()),
-            ("rescue", self.rescuer.run()),
-            ("breaker", self.breaker.run()),
             ("watch", self.supervisor.run()),
             ("sweep", self.sweeper.run()),
         ):
             self._spawn(group, name, work)
+
+    def _free_pods(self, group: asyncio.TaskGroup) -> None:
+        """Begin what undoes harm of our own. It needs pods alone, so that no list of jobs holds it up."""
+        self.pods.watch(self.rescuer)
+        self.pods.watch(self.breaker)
+        self._spawn(group, "rescue", self.rescuer.run())
+        self._spawn(group, "breaker", self.breaker.run())
 
     async def _pods_synced(self) -> None:
         while True:

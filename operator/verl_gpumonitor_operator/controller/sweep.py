@@ -8,7 +8,7 @@ what is not there does not exist. A kind whose CRD is absent has no objects; one
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS: Final = 120.0
 RETRY_SECONDS: Final = 5.0
+"""After a sweep that failed; doubled with each further one, up to `SWEEP_SECONDS`."""
+SETTLE_SWEEPS: Final = 6
+"""After so many first sweeps, about 30 s, a kind that still cannot be listed is no longer waited for."""
 
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
@@ -43,6 +46,8 @@ class SweepState:
     """Kinds whose CRD is not there."""
     refused: set[str] = field(default_factory=set)
     """Kinds that may not be listed."""
+    failing: set[str] = field(default_factory=set)
+    """Kinds whose list failed, each until it works again."""
 
 
 class Sweeper:
@@ -60,9 +65,14 @@ class Sweeper:
 
     async def run(self) -> None:
         """Sweep for ever; failures are waited out."""
+        retry = RETRY_SECONDS
         while True:
             self._due.clear()
-            wait = SWEEP_SECONDS if await self.sweep() else RETRY_SECONDS
+            if await self.sweep():
+                wait, retry = SWEEP_SECONDS, RETRY_SECONDS
+            else:
+                # A foreign kind may be broken for days: its retries must not list all the others every few seconds.
+                wait, retry = retry, min(2 * retry, SWEEP_SECONDS)
             try:
                 await asyncio.wait_for(self._due.wait(), timeout=wait)
                 # Whoever asked may ask again at once (kopf that dies each second): not more often than this.
@@ -71,24 +81,42 @@ class Sweeper:
                 continue
 
     async def complete(self) -> None:
-        """Sweep until it has worked once."""
-        while True:
-            if await self.sweep():
+        """Sweep until it has worked once, or until only foreign kinds fail and have been waited for long enough.
+
+        A job of a kind that is left out so does not find its counters from before a restart when it is seen later;
+        that is less than no work at all for all others.
+        """
+        sweeps = 0
+        while not await self.sweep():
+            # Our own kind is served by the API server itself: where its list fails, too, nothing can be listed.
+            sweeps = 0 if monitors.KIND in self.state.failing else sweeps + 1
+            if sweeps >= SETTLE_SWEEPS:
+                logger.warning("going on without lists", extra={"reason": ", ".join(sorted(self.state.failing))})
                 return
             await asyncio.sleep(RETRY_SECONDS)
 
     async def sweep(self) -> bool:
-        """Sweep once. False if a list failed, so that the picture may have holes."""
-        try:
-            await self._sweep_monitors()
-            # Clusters first: a job that is known knows its cluster then.
-            for kind in (JobKind.RAY_CLUSTER, JobKind.RAY_JOB, JobKind.PYTORCH_JOB, JobKind.TRAIN_JOB):
-                await self._sweep_jobs(kind)
-        except (KubeError, msgspec.DecodeError) as error:
+        """Sweep once. False if a list failed, so that the picture may have holes; the other kinds are judged."""
+        worked = await self._attempt(monitors.KIND, self._sweep_monitors())
+        # Clusters first: a job that is known knows its cluster then.
+        for kind in (JobKind.RAY_CLUSTER, JobKind.RAY_JOB, JobKind.PYTORCH_JOB, JobKind.TRAIN_JOB):
+            worked &= await self._attempt(kind.value, self._sweep_jobs(kind))
+        if worked:
+            self.state.sweeps += 1
+        else:
             self.state.failures += 1
-            logger.warning("sweep failed, trying again", extra={"error": str(error)})
+        return worked
+
+    async def _attempt(self, kind: str, sweeping: Awaitable[None]) -> bool:
+        """Sweep one kind. Its failure (a conversion webhook that is away) is not that of the others."""
+        try:
+            await sweeping
+        except (KubeError, msgspec.DecodeError) as error:
+            if kind not in self.state.failing:
+                self.state.failing.add(kind)
+                logger.warning("list failed, trying again", extra={"reason": kind, "error": str(error)})
             return False
-        self.state.sweeps += 1
+        self.state.failing.discard(kind)
         return True
 
     async def _sweep_jobs(self, kind: JobKind) -> None:

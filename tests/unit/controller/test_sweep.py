@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A sweep finds what watches missed, and judges nothing that it may not see."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -11,9 +12,15 @@ import pytest
 from tests.unit.controller.builders import metadata
 from verl_gpumonitor_operator.controller.jobs import KINDS, JobKind
 from verl_gpumonitor_operator.controller.reconciler import Reconciler
-from verl_gpumonitor_operator.controller.sweep import Sweeper
+from verl_gpumonitor_operator.controller.sweep import RETRY_SECONDS, SETTLE_SWEEPS, Sweeper
 from verl_gpumonitor_operator.kube.client import KubeClient
-from verl_gpumonitor_operator.kube.errors import ForbiddenError, KubeError, NotFoundError, UnreachableError
+from verl_gpumonitor_operator.kube.errors import (
+    ForbiddenError,
+    KubeError,
+    NotFoundError,
+    ServerFaultError,
+    UnreachableError,
+)
 
 MONITORS = "/apis/gpumonitor.dev/v1alpha1/gpumonitors"
 
@@ -109,6 +116,49 @@ async def test_a_list_that_fails_judges_nothing() -> None:
     assert not await sweeper.sweep()
     assert believes.jobs[JobKind.RAY_JOB] == {"uid-old"}
     assert sweeper.state.failures == 1
+
+
+async def test_a_broken_kind_keeps_nobody_from_the_others() -> None:
+    lists, believes, sweeper = swept()
+    believes.jobs = {kind: {"uid-old"} for kind in JobKind}
+    lists.held[KINDS[JobKind.RAY_CLUSTER].path] = ServerFaultError("conversion webhook failed", status=500)
+    assert not await sweeper.sweep()
+    assert believes.jobs == {kind: {"uid-old"} if kind is JobKind.RAY_CLUSTER else set() for kind in JobKind}
+    assert believes.listed_kinds == set(JobKind) - {JobKind.RAY_CLUSTER}
+    assert sweeper.state.failing == {"RayCluster"}
+    lists.held[KINDS[JobKind.RAY_CLUSTER].path] = []
+    assert await sweeper.sweep()
+    assert sweeper.state.failing == set()
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Pauses that were made, none of which takes time; the hundredth ends the test's work."""
+    made: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        made.append(seconds)
+        if len(made) == 100:
+            raise TimeoutError
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    return made
+
+
+async def test_the_first_lists_do_not_wait_for_ever_for_a_broken_kind(pauses: list[float]) -> None:
+    lists, believes, sweeper = swept()
+    lists.held[KINDS[JobKind.TRAIN_JOB].path] = ServerFaultError("conversion webhook failed", status=500)
+    await sweeper.complete()
+    assert pauses == [RETRY_SECONDS] * (SETTLE_SWEEPS - 1)
+    assert believes.listed_kinds == set(JobKind) - {JobKind.TRAIN_JOB}
+
+
+async def test_the_first_lists_wait_for_a_server_that_is_away(pauses: list[float]) -> None:
+    lists, _, sweeper = swept()
+    lists.held = dict.fromkeys(lists.held, UnreachableError("refused"))
+    with pytest.raises(TimeoutError):
+        await sweeper.complete()
+    assert len(pauses) == 100
 
 
 async def test_an_object_that_comes_while_the_list_is_under_way_is_not_gone(
