@@ -8,14 +8,15 @@ pods, asks for the change and tells the job's owner.
 
 The ladder: our sidecar image; then, where its container cannot be created or run, our operator image (the same
 program, without the variables that a GPU runtime acts on); then, and at once where an image cannot be pulled, the image
-of the pod's own main container, under which the sidecar's command finds no program and sleeps. After that nothing is
-left, and that is said.
+of the pod's own main container, under which the sidecar's command finds no program and sleeps. Where that cannot be
+started either (an image of CUDA sets those variables itself), and our operator image was not tried, it is tried last.
+After that nothing is left, and that is said.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,6 +51,8 @@ class Attempt:
     image: str
     at: float
     """Unix seconds."""
+    cause: Cause | None = None
+    """Of the failure that led to it; None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,22 +82,31 @@ class RescueTimes:
 
 
 def decide(
-    pod: PodRecord, images: Images, now: float, *, attempt: Attempt | None = None, times: RescueTimes | None = None
+    pod: PodRecord,
+    images: Images,
+    now: float,
+    *,
+    attempt: Attempt | None = None,
+    tried: Collection[str] = (),
+    times: RescueTimes | None = None,
 ) -> RescueAction | None:
     """Say what to do about this pod at `now` (Unix seconds); None: nothing, or not yet.
 
     `attempt`: our last change of its image, or, for a pod that was first seen with another image than the sidecar's,
-    when that was; None: it has the image it was injected with. Example: an injected pod in `ImagePullBackOff` gets
-    `pod.images[0]`; one in `RunContainerError` gets `images.operator`, and 10 s later, still failing, `pod.images[0]`.
+    when that was; None: it has the image it was injected with. `tried`: images that it had before. Example: an injected
+    pod in `ImagePullBackOff` gets `pod.images[0]`; one in `RunContainerError` gets `images.operator`, and 10 s later,
+    still failing, `pod.images[0]`.
     """
     cause = failure_of(pod)
     current = pod.sidecar_image
     if cause is None or current is None:
         return None
-    if attempt is not None and now - attempt.at < _patience(pod, attempt, times or RescueTimes()):
+    if attempt is not None and now - attempt.at < _patience(pod, attempt, cause, times or RescueTimes()):
         return None
     reason, message = _words(pod)
-    following = next(iter(_following(pod, images, cause)), None)
+    # The last one given is not spent while the pod is still seen with the image before it.
+    spent = set(tried) - ({attempt.image} if attempt is not None else set())
+    following = next((image for image in _following(pod, images, cause) if image not in spent), None)
     return RescueAction(cause=cause, reason=reason, message=message, from_image=current, to_image=following)
 
 
@@ -104,17 +116,17 @@ def _words(pod: PodRecord) -> tuple[str, str]:
     return (state.reason if state else None) or "unknown", message if len(message) <= 300 else message[:297] + "..."
 
 
-def _patience(pod: PodRecord, attempt: Attempt, times: RescueTimes) -> float:
-    return times.main_image_seconds if attempt.image == main_image(pod) else times.operator_image_seconds
+def _patience(pod: PodRecord, attempt: Attempt, cause: Cause, times: RescueTimes) -> float:
+    # Another kind of failure than before is a word about the new image: it is there, and its time is over.
+    same_word = attempt.cause is None or attempt.cause is cause
+    return times.main_image_seconds if attempt.image == main_image(pod) and same_word else times.operator_image_seconds
 
 
 def _following(pod: PodRecord, images: Images, cause: Cause) -> list[str]:
-    """The images still to be tried, next one first."""
-    main = main_image(pod)
-    if main is None or pod.sidecar_image == main:
-        return []
-    after_sidecar = pod.sidecar_image != images.operator
-    return [images.operator, main] if cause is Cause.START and after_sidecar else [main]
+    """The images that may follow the one the pod has, best first."""
+    main, current = main_image(pod), pod.sidecar_image
+    ladder = [images.operator] if cause is Cause.START else []
+    return [image for image in [*ladder, main] if image != current] if main is not None else []
 
 
 class RescueMetrics:
@@ -177,6 +189,8 @@ class Rescuer:
         self._retry_refused_seconds = retry_refused_seconds
         self._held: dict[str, PodRecord] = {}
         self._attempts: dict[str, Attempt] = {}
+        self._tried: dict[str, set[str]] = {}
+        """By pod uid, the images that it had: three at most, since none is given twice."""
         self._not_before: dict[str, float] = {}
         self._look = asyncio.Event()
 
@@ -202,6 +216,7 @@ class Rescuer:
         self._held.pop(pod.uid, None)
         self._not_before.pop(pod.uid, None)
         self._attempts.pop(pod.uid, None)
+        self._tried.pop(pod.uid, None)
 
     def _let_go(self, pod: PodRecord) -> None:
         if pod.uid not in self._held and pod.uid not in self._attempts:
@@ -234,10 +249,12 @@ class Rescuer:
                 await self._act(pod, action)
 
         due = [pod for pod in self._held.values() if self._not_before.get(pod.uid, 0.0) <= now]
-        decided = [
-            (pod, decide(pod, self._images, now, attempt=self._attempts.get(pod.uid), times=self._times)) for pod in due
-        ]
+        decided = [(pod, self._decide(pod, now)) for pod in due]
         await asyncio.gather(*(act(pod, action) for pod, action in decided if action is not None))
+
+    def _decide(self, pod: PodRecord, now: float) -> RescueAction | None:
+        attempt, tried = self._attempts.get(pod.uid), self._tried.get(pod.uid, ())
+        return decide(pod, self._images, now, attempt=attempt, tried=tried, times=self._times)
 
     async def _act(self, pod: PodRecord, action: RescueAction) -> None:
         if action.to_image is None:
@@ -249,7 +266,8 @@ class Rescuer:
             self._failed(pod, error)
             return
         self._metrics.count("patched")
-        self._attempts[pod.uid] = Attempt(image=action.to_image, at=self._clock())
+        self._attempts[pod.uid] = Attempt(image=action.to_image, at=self._clock(), cause=action.cause)
+        self._tried.setdefault(pod.uid, set()).update((action.from_image, action.to_image))
         self._not_before.pop(pod.uid, None)
         log.warning("pod freed from its sidecar", extra=_keys(pod, action) | {"image": action.to_image})
         self._incidents.report(

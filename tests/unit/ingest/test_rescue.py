@@ -141,15 +141,16 @@ def test_one_image_for_both_leads_straight_to_the_main_image() -> None:
 )
 def test_the_ladder_only_goes_down_and_ends(reasons: list[str], delays: list[float]) -> None:
     image, now, attempt = IMAGES.sidecar, NOW, None
-    given_images = []
+    given_images: list[str] = []
     for reason, delay in zip(reasons, delays, strict=True):
         now += delay
-        action = decide(waiting_pod(reason, sidecar_image=image), IMAGES, now, attempt=attempt)
+        action = decide(waiting_pod(reason, sidecar_image=image), IMAGES, now, attempt=attempt, tried=given_images)
         if action is not None and action.to_image is not None:
             image = action.to_image
-            attempt = Attempt(image=image, at=now)
+            attempt = Attempt(image=image, at=now, cause=action.cause)
             given_images.append(image)
-    assert given_images in ([IMAGES.operator], [IMAGES.operator, MAIN_IMAGE], [MAIN_IMAGE])
+    both = [IMAGES.operator, MAIN_IMAGE]
+    assert given_images in (both[:1], both, both[1:], both[::-1])
 
 
 def test_which_image_stands_in_for_the_sidecars() -> None:
@@ -235,6 +236,41 @@ async def test_a_pod_that_goes_on_failing_goes_down_the_ladder_and_that_is_said(
     assert rig.counted("nothing_left") == 1
 
 
+async def test_a_main_image_that_cannot_start_leads_to_the_operator_image_not_tried_yet() -> None:
+    rig = Rig()
+    rig.rescuer.pod_seen(waiting_pod("ImagePullBackOff"))
+    await rig.tick()
+    rig.rescuer.pod_seen(waiting_pod("RunContainerError", sidecar_image=MAIN_IMAGE))
+    await rig.tick(9.0)
+    assert rig.patcher.given == [("uid-0", MAIN_IMAGE)]
+    await rig.tick(1.0)
+    assert rig.patcher.given == [("uid-0", MAIN_IMAGE), ("uid-0", IMAGES.operator)]
+    rig.rescuer.pod_seen(waiting_pod("RunContainerError", sidecar_image=IMAGES.operator))
+    for _ in range(3):
+        await rig.tick(500.0)
+    assert len(rig.patcher.given) == 2, "no image is given twice"
+    assert [event[1] for event in rig.told.events] == ["SidecarRescued", "SidecarRescued", "SidecarStuck"]
+
+
+async def test_after_a_restart_a_main_image_that_cannot_start_leads_once_to_the_operator_image() -> None:
+    rig = Rig()
+    rig.rescuer.pod_seen(waiting_pod("RunContainerError", sidecar_image=MAIN_IMAGE))
+    await rig.tick(120.0)
+    rig.rescuer.pod_seen(waiting_pod("RunContainerError", sidecar_image=IMAGES.operator))
+    for _ in range(3):
+        await rig.tick(500.0)
+    assert rig.patcher.given == [("uid-0", IMAGES.operator)]
+    assert rig.counted("nothing_left") == 1
+
+
+async def test_a_change_that_is_not_seen_for_long_is_made_again() -> None:
+    rig = Rig()
+    rig.rescuer.pod_seen(waiting_pod("RunContainerError"))
+    await rig.tick()
+    await rig.tick(10.0)
+    assert rig.patcher.given == [("uid-0", IMAGES.operator)] * 2
+
+
 async def test_after_a_restart_a_changed_pod_is_given_its_time() -> None:
     rig = Rig()
     rig.rescuer.pod_seen(waiting_pod("RunContainerError", sidecar_image=IMAGES.operator))
@@ -287,7 +323,8 @@ async def test_pods_that_go_leave_nothing_behind() -> None:
     await rig.tick()
     for pod in pods:
         rig.rescuer.pod_gone(pod)
-    assert vars(rig.rescuer)["_held"] == vars(rig.rescuer)["_attempts"] == vars(rig.rescuer)["_not_before"] == {}
+    kept = {name: held for name, held in vars(rig.rescuer).items() if isinstance(held, dict)}
+    assert kept == {"_held": {}, "_attempts": {}, "_tried": {}, "_not_before": {}}
 
 
 async def test_the_loop_frees_a_pod_well_within_ten_seconds() -> None:
