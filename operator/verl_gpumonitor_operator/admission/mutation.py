@@ -15,7 +15,7 @@ import msgspec
 from verl_gpumonitor.model import wiring
 from verl_gpumonitor_operator import settings as operator_settings
 
-from . import constraints, jsonpatch, pods, sidecar
+from . import constraints, jsonpatch, pods, presence, sidecar
 from .facts import NATIVE_SIDECARS_SINCE, Cluster, LimitRangeItem, Namespace
 from .jsonpatch import Operation, pointer
 from .pods import Family, Json
@@ -70,7 +70,10 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Skip(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing is added. `operations` at most annotate the pod with the reason, and may be empty."""
+    """Nothing is added. `operations` may be empty, else annotate the pod with the reason.
+
+    Where the sidecar is in the pod by now and cannot stay, they take it away too.
+    """
 
     reason: SkipReason
     message: str = ""
@@ -94,7 +97,10 @@ def not_ours(pod: Json, namespace_name: str, policy: operator_settings.Settings)
     if not _well_formed(pod):
         return Skip(reason=SkipReason.MALFORMED)
     if wiring.CONTAINER_NAME in _container_names(pod) and wiring.ANNOTATION_INJECTED in pods.annotations(pod):
-        return Skip(reason=SkipReason.ALREADY_INJECTED)
+        unsettled = presence.position(pod) is not None and not presence.is_settled(
+            pod, policy.injection.sidecar_resources
+        )
+        return None if unsettled else Skip(reason=SkipReason.ALREADY_INJECTED)
     if pods.family(pod) is not Family.RAY_HEAD and not pods.gpus_requested(pod, policy.injection.gpu_resources):
         return Skip(reason=SkipReason.NO_GPUS)
     return None
@@ -110,7 +116,7 @@ def without_facts(pod: Json, policy: operator_settings.Settings, message: str) -
     """Return the answer when the facts could not be read in time: what the pod says itself still counts."""
     nowhere = Namespace(name="")
     unread = Skip(reason=SkipReason.PREFLIGHT_UNAVAILABLE, message=message)
-    return annotated(pod, _not_wanted(pod, nowhere, policy.injection) or unread)
+    return annotated(pod, _removed(pod, _not_wanted(pod, nowhere, policy.injection) or unread))
 
 
 def annotated(pod: Json, skip: Skip) -> Skip:
@@ -118,7 +124,7 @@ def annotated(pod: Json, skip: Skip) -> Skip:
     if skip.reason in SILENT:
         return skip
     note = f"{skip.reason}: {skip.message}" if skip.message else str(skip.reason)
-    operations = tuple(_annotations(pod, {wiring.ANNOTATION_SKIP_REASON: note}))
+    operations = (*skip.operations, *_annotations(pod, {wiring.ANNOTATION_SKIP_REASON: note}))
     try:
         patched = jsonpatch.applied(pod, operations)
     except jsonpatch.PatchError:
@@ -128,21 +134,27 @@ def annotated(pod: Json, skip: Skip) -> Skip:
 
 
 def _decide(pod: Json, *, namespace: Namespace, policy: operator_settings.Settings, cluster: Cluster) -> Outcome:
-    skip = (
-        not_ours(pod, namespace.name, policy)
-        or _not_wanted(pod, namespace, policy.injection)
-        or _not_possible(pod, policy, cluster)
-    )
+    skip = not_ours(pod, namespace.name, policy)
     if skip is not None:
         return skip
+    bare = presence.without(pod)
+    skip = _not_wanted(bare, namespace, policy.injection) or _not_possible(bare, policy, cluster)
+    if skip is not None:
+        return _removed(pod, skip)
+    build = _with_sidecar if presence.position(pod) is None else _with_other_resources
     refused: Skip | None = None
-    for resources in sidecar.resource_choices(pod, policy.injection.sidecar_resources):
-        outcome = _with_sidecar(pod, namespace=namespace, policy=policy, cluster=cluster, resources=resources)
+    for resources in sidecar.resource_choices(bare, policy.injection.sidecar_resources):
+        outcome = build(pod, namespace=namespace, policy=policy, cluster=cluster, resources=resources)
         if isinstance(outcome, Patch):
             return outcome
         # The first choice is the usual one, so its reason is what a person can do something about.
         refused = refused or outcome
-    return refused or Skip(reason=SkipReason.MALFORMED)
+    return _removed(pod, refused or Skip(reason=SkipReason.MALFORMED))
+
+
+def _removed(pod: Json, skip: Skip) -> Skip:
+    """Take the sidecar out of a pod that got it at an earlier pass, and that it does not suit any more."""
+    return msgspec.structs.replace(skip, operations=presence.removal(pod))
 
 
 def _not_wanted(pod: Json, namespace: Namespace, injection: operator_settings.Injection) -> Skip | None:
@@ -213,6 +225,26 @@ def _with_sidecar(
     return skip or Patch(operations=operations)
 
 
+def _with_other_resources(
+    pod: Json,
+    *,
+    namespace: Namespace,
+    policy: operator_settings.Settings,
+    cluster: Cluster,
+    resources: Resources,
+) -> Outcome:
+    """Give the sidecar that is there these resources, and check the pod as if it got the whole sidecar now."""
+    operations = presence.resized(pod, resources)
+    bare, patched = presence.without(pod), jsonpatch.applied(pod, operations)
+    added = dict(_own_container(patched))
+    skip = (
+        _of_another_class(bare, patched)
+        or _refused(bare, patched, added, namespace=namespace, headroom=policy.injection.quota_headroom)
+        or _unschedulable(bare, patched, added, namespace=namespace, cluster=cluster)
+    )
+    return skip or Patch(operations=operations)
+
+
 def _operations(
     pod: Json, added: dict[str, Any], policy: operator_settings.Settings, cluster: Cluster
 ) -> Iterator[Operation]:
@@ -255,10 +287,17 @@ def _damaged(pod: Json, patched: Json) -> Skip | None:
     single = all(len(set(names)) == len(names) for names in (_container_names(patched), _names(pods.volumes(patched))))
     if not (kept and grown and single):
         return Skip(reason=SkipReason.MALFORMED)
-    if pods.qos_class(pod) is not pods.qos_class(patched):
-        return Skip(reason=SkipReason.QOS_CHANGE, message="with it, the pod's QoS class would be another")
+    skip = _of_another_class(pod, patched)
+    if skip is not None:
+        return skip
     too_large = len(msgspec.json.encode(patched)) > MAX_POD_BYTES or _annotation_bytes(patched) > MAX_ANNOTATION_BYTES
     return Skip(reason=SkipReason.POD_TOO_LARGE, message="it has no room for more") if too_large else None
+
+
+def _of_another_class(pod: Json, patched: Json) -> Skip | None:
+    if pods.qos_class(pod) is pods.qos_class(patched):
+        return None
+    return Skip(reason=SkipReason.QOS_CHANGE, message="with it, the pod's QoS class would be another")
 
 
 def _refused(pod: Json, patched: Json, added: dict[str, Any], *, namespace: Namespace, headroom: int) -> Skip | None:
@@ -283,8 +322,7 @@ def _limit_range_conflict(
     filled = _defaulted(patched, added, limits)
     refusal = constraints.default_refusal(pod, added, limits)
     for variant in (patched, filled):
-        container = pods.init_containers(variant)[-1]
-        refusal = refusal or constraints.limit_range_refusal(variant, container, limits)
+        refusal = refusal or constraints.limit_range_refusal(variant, _own_container(variant), limits)
     if refusal is None and pods.qos_class(pod) is not pods.qos_class(filled):
         refusal = "a LimitRange's defaults would change the pod's QoS class"
     return refusal
@@ -295,8 +333,18 @@ def _defaulted(patched: Json, added: dict[str, Any], limits: Sequence[LimitRange
     requests, bounds = constraints.with_defaults(added, limits)
     amounts = {"requests": _written(requests), "limits": _written(bounds)}
     spec = pods.spec(patched)
-    filled = [*spec["initContainers"][:-1], {**added, "resources": amounts}]
+    as_filled = {**added, "resources": amounts}
+    # By name: another webhook may have put init containers behind ours meanwhile.
+    filled = [as_filled if _is_own(container) else container for container in spec["initContainers"]]
     return {**patched, "spec": {**spec, "initContainers": filled}}
+
+
+def _own_container(pod: Json) -> Json:
+    return next(filter(_is_own, pods.init_containers(pod)))
+
+
+def _is_own(container: object) -> bool:
+    return pods.mapping(container).get("name") == wiring.CONTAINER_NAME
 
 
 def _written(amounts: dict[str, int]) -> dict[str, str]:

@@ -19,7 +19,7 @@ import msgspec
 from verl_gpumonitor_operator.certificates import CA_BUNDLE
 from verl_gpumonitor_operator.settings import Settings, Visibility
 
-from . import attendance, facts, mutation, objects, pods, quantities
+from . import attendance, facts, mutation, objects, pods, presence, quantities
 from .attendance import Attendance
 from .facts import Cluster, Namespace, Node, Version
 from .kubeapi import ApiError, KubeApi
@@ -201,7 +201,7 @@ class Preflight:
 
     async def _with_free_room(self, pod: Json, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Add what is free right now, where nodes are few and the pod's class gives the sidecar requests."""
-        if len(nodes) > FEW_NODES or pods.qos_class(pod) is not QosClass.GUARANTEED:
+        if len(nodes) > FEW_NODES or pods.qos_class(presence.without(pod)) is not QosClass.GUARANTEED:
             return nodes
         return tuple(await asyncio.gather(*map(self._free_room, nodes)))
 

@@ -139,6 +139,17 @@ def test_class_and_content_of_every_pod_are_kept(
 
 
 @RELAXED
+@given(resource_sets(), resource_sets(), NAMESPACES, st.sampled_from([None, {}, {"limits": {"cpu": "4"}}]))
+def test_what_others_change_after_us_decides_the_class(first: Any, then: Any, namespace: Namespace, whole: Any) -> None:
+    for resources in (first, then):
+        resources["limits"] = {**resources["limits"], "nvidia.com/gpu": "1"}
+    pod = samples.with_spec(samples.pytorch_pod(), containers=[{"name": "pytorch", "resources": first}])
+    changes = {"containers": [{"name": "pytorch", "resources": then}], "resources": whole}
+    between = samples.with_spec(patched(pod, decide(pod)), **changes)
+    assert qos(patched(between, decide(between, namespace))) == qos(samples.with_spec(pod, **changes))
+
+
+@RELAXED
 @given(resource_sets(), st.integers(min_value=0, max_value=2 * 10**12))
 def test_where_the_pod_fits_it_fits_with_what_was_added(resources: dict[str, Any], cpu: int) -> None:
     resources["limits"] = {**resources["limits"], "nvidia.com/gpu": "1"}
