@@ -24,6 +24,9 @@ class Version(NamedTuple):
 NATIVE_SIDECARS_SINCE: Final = Version(1, 29)
 """Older API servers and kubelets drop `restartPolicy` of an init container, and the job would wait for ever."""
 
+POD_LEVEL_RESOURCES_SINCE: Final = Version(1, 34)
+"""From here on `spec.resources` of a pod is kept unless a cluster switches that off; older ones drop it by default."""
+
 _VERSION: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})")
 
 

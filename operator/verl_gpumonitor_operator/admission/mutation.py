@@ -16,7 +16,7 @@ from verl_gpumonitor.model import wiring
 from verl_gpumonitor_operator import settings as operator_settings
 
 from . import constraints, jsonpatch, pods, presence, sidecar
-from .facts import NATIVE_SIDECARS_SINCE, Cluster, LimitRangeItem, Namespace
+from .facts import NATIVE_SIDECARS_SINCE, POD_LEVEL_RESOURCES_SINCE, Cluster, LimitRangeItem, Namespace
 from .jsonpatch import Operation, pointer
 from .pods import Family, Json
 from .sidecar import Resources
@@ -218,7 +218,7 @@ def _with_sidecar(
     except jsonpatch.PatchError:
         return Skip(reason=SkipReason.MALFORMED)
     skip = (
-        _damaged(pod, patched)
+        _damaged(pod, patched, cluster)
         or _refused(pod, patched, added, namespace=namespace, headroom=policy.injection.quota_headroom)
         or _unschedulable(pod, patched, added, namespace=namespace, cluster=cluster)
     )
@@ -238,7 +238,7 @@ def _with_other_resources(
     bare, patched = presence.without(pod), jsonpatch.applied(pod, operations)
     added = dict(_own_container(patched))
     skip = (
-        _of_another_class(bare, patched)
+        _of_another_class(bare, patched, cluster)
         or _refused(bare, patched, added, namespace=namespace, headroom=policy.injection.quota_headroom)
         or _unschedulable(bare, patched, added, namespace=namespace, cluster=cluster)
     )
@@ -277,7 +277,7 @@ def _annotations(pod: Json, values: dict[str, str]) -> Iterator[Operation]:
         yield Operation(op="add", path=pointer("metadata", "annotations", name), value=value)
 
 
-def _damaged(pod: Json, patched: Json) -> Skip | None:
+def _damaged(pod: Json, patched: Json, cluster: Cluster) -> Skip | None:
     """Check that the patch only added: whatever the user wrote is still there, in its order, and no name is double."""
     before, after = pods.spec(pod), pods.spec(patched)
     appended = ("initContainers", "volumes")
@@ -287,17 +287,27 @@ def _damaged(pod: Json, patched: Json) -> Skip | None:
     single = all(len(set(names)) == len(names) for names in (_container_names(patched), _names(pods.volumes(patched))))
     if not (kept and grown and single):
         return Skip(reason=SkipReason.MALFORMED)
-    skip = _of_another_class(pod, patched)
+    skip = _of_another_class(pod, patched, cluster)
     if skip is not None:
         return skip
     too_large = len(msgspec.json.encode(patched)) > MAX_POD_BYTES or _annotation_bytes(patched) > MAX_ANNOTATION_BYTES
     return Skip(reason=SkipReason.POD_TOO_LARGE, message="it has no room for more") if too_large else None
 
 
-def _of_another_class(pod: Json, patched: Json) -> Skip | None:
-    if pods.qos_class(pod) is pods.qos_class(patched):
+def _of_another_class(pod: Json, patched: Json, cluster: Cluster) -> Skip | None:
+    if pods.qos_class(pod) is not pods.qos_class(patched):
+        return Skip(reason=SkipReason.QOS_CHANGE, message="with it, the pod's QoS class would be another")
+    if cluster.api_version >= POD_LEVEL_RESOURCES_SINCE:
         return None
-    return Skip(reason=SkipReason.QOS_CHANGE, message="with it, the pod's QoS class would be another")
+    # An older API server may show us resources of the pod and drop them afterwards: its containers' then decide.
+    if pods.qos_class(_without_own_resources(pod)) is not pods.qos_class(_without_own_resources(patched)):
+        message = f"the API server is {cluster.api_version} and may drop the pod's own resources, which keep its class"
+        return Skip(reason=SkipReason.QOS_CHANGE, message=message)
+    return None
+
+
+def _without_own_resources(pod: Json) -> Json:
+    return {**pod, "spec": {name: value for name, value in pods.spec(pod).items() if name != "resources"}}
 
 
 def _refused(pod: Json, patched: Json, added: dict[str, Any], *, namespace: Namespace, headroom: int) -> Skip | None:

@@ -131,6 +131,10 @@ INJECTED = {
     "pod-level resources decide the class": Case(
         samples.with_spec(BEST_EFFORT, resources=samples.resources(cpu="8", memory="64Gi"))
     ),
+    "pod-level resources on an old api server beside burstable containers": Case(
+        samples.with_spec(BURSTABLE, resources=samples.resources(cpu="8", memory="64Gi")),
+        cluster=samples.cluster(api_version=Version(1, 33)),
+    ),
     "limit range with defaults": Case(BURSTABLE, namespace=namespace(limits=(DEFAULTS,))),
     "limit range with defaults of disk": Case(
         WORKER, namespace=limited(default=amounts(disk="1Gi"), default_request=amounts(disk="1Gi"))
@@ -250,6 +254,10 @@ SKIPPED = {
     "limit range defaults beside pod-level resources": Case(
         samples.with_spec(BEST_EFFORT, resources=samples.resources(cpu="8", memory="64Gi")),
         namespace=namespace(limits=(DEFAULTS,)),
+    ),
+    "pod-level resources on an old api server beside guaranteed containers": Case(
+        samples.with_spec(WORKER, resources=samples.resources(cpu="8", memory="64Gi")),
+        cluster=samples.cluster(api_version=Version(1, 33)),
     ),
     "limit range gives gpus": Case(BURSTABLE, namespace=limited(default=amounts(gpu="1"))),
     "limit range for pods without room": Case(WORKER, namespace=pod_limited(max=amounts(cpu="8"))),
