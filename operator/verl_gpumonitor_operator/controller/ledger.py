@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from verl_gpumonitor.model.report import GpuReport, Report
+from verl_gpumonitor.model.report import MAX_GPUS, GpuReport, Report
 
 MAX_STARTS: Final = 16
 """Starts of one pod that are kept apart. A sidecar that restarts more often has its oldest starts folded."""
@@ -126,7 +126,8 @@ class StartLedger:
     final: bool = False
     """It said goodbye: its counters are complete."""
     gpus: dict[str, GpuCount] = field(default_factory=dict)
-    """By UUID. A GPU that a later report leaves out keeps its last counters."""
+    """By UUID. A GPU that a later report leaves out keeps its last counters. At most `MAX_GPUS`: no pod has
+    more, and one that sent new ones with each report would take all memory; those past them do not count."""
     written: Totals = Totals()
     """What a ledger before said of this start; a lower bound."""
     _totals: Totals | None = None
@@ -138,7 +139,8 @@ class StartLedger:
         self.final = self.final or report.final
         self._totals = None
         for gpu in report.gpus:
-            self.gpus[gpu.uuid] = GpuCount.of(gpu)
+            if gpu.uuid in self.gpus or len(self.gpus) < MAX_GPUS:
+                self.gpus[gpu.uuid] = GpuCount.of(gpu)
 
     @property
     def totals(self) -> Totals:

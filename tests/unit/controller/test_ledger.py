@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.controller.builders import GIB, gpu, report
-from verl_gpumonitor.model.report import Report
+from verl_gpumonitor.model.report import MAX_GPUS, Report
 from verl_gpumonitor_operator.controller.ledger import (
     MAX_STARTS,
     MAX_WRITTEN,
@@ -178,6 +178,17 @@ def test_a_gpu_that_a_later_report_leaves_out_keeps_its_counters() -> None:
         ]
     )
     assert ledger.totals(gone=False).gpu_seconds == 13.0
+
+
+def test_a_start_keeps_no_more_gpus_than_a_pod_has() -> None:
+    pod = PodLedger()
+    for sequence in range(1, 101):
+        new = [gpu(f"GPU-{sequence}-{index}", observed_seconds=1.0) for index in range(MAX_GPUS)]
+        assert pod.count(report("w", sequence=sequence, gpus=new)) == (sequence, False, sequence == 1)
+    pod.count(report("w", sequence=101, gpus=[gpu("GPU-1-0", observed_seconds=5.0)]))
+    [start] = pod.starts.values()
+    assert len(start.gpus) == MAX_GPUS
+    assert pod.totals(gone=False).gpu_seconds == MAX_GPUS + 4.0
 
 
 def test_unknown_energy_is_none_and_never_zero() -> None:
