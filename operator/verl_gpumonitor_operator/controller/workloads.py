@@ -7,8 +7,11 @@ the RayCluster itself where nobody made it for a job; Pod -> PyTorchJob. A RayJo
 RayCluster after another, which all count for it. A RayJob that runs in a RayCluster made by somebody else
 (clusterSelector) borrows its pods: they count for the cluster, and for the job from its beginning to its end.
 
-Objects may come in any order. Pods are kept in groups by their owner's uid; a group is joined with its workload as soon
-as both are known.
+An ownerReference names no namespace, since an owner is in the namespace of what it owns; whoever may make pods
+elsewhere can write the uid of somebody's cluster into them. So a reference holds within its own namespace alone.
+
+Objects may come in any order. Pods are kept in groups by namespace and owner's uid; a group is joined with its workload
+as soon as both are known.
 """
 
 from collections import deque
@@ -84,6 +87,14 @@ class PodTrack:
         return min(1.0, max(0.0, busy_now - busy_before) / observed) if observed > 0 else None
 
 
+class GroupKey(NamedTuple):
+    """Identity of a group: pods of another namespace that name the same owner are another one."""
+
+    namespace: str
+    uid: str
+    """Of the owner."""
+
+
 @dataclass(kw_only=True, slots=True)
 class PodGroup:
     """The pods of one owner."""
@@ -102,6 +113,11 @@ class PodGroup:
     """Uid of the workload that it counts for; None while that is not known."""
     borrowers: set[str] = field(default_factory=set)
     """Uids of RayJobs that run in this RayCluster without owning it."""
+
+    @property
+    def key(self) -> GroupKey:
+        """Its identity."""
+        return GroupKey(self.namespace, self.uid)
 
     def totals(self) -> Totals:
         """Sum over all pods, gone and live."""
@@ -184,11 +200,11 @@ class Workloads:
     def __init__(self) -> None:
         self._workloads: dict[str, Workload] = {}
         self._clusters: dict[str, JobSeen] = {}
-        self._groups: dict[str, PodGroup] = {}
+        self._groups: dict[GroupKey, PodGroup] = {}
         self._pod_groups: dict[str, PodGroup] = {}
         self._by_name: dict[tuple[JobKind, str, str], str] = {}
         self._clusters_by_name: dict[tuple[str, str], str] = {}
-        self._orphans: set[str] = set()
+        self._orphans: set[GroupKey] = set()
         """Groups whose workload is not known yet."""
         self._borrowing: set[str] = set()
         """Workloads that want a RayCluster of somebody else."""
@@ -251,8 +267,8 @@ class Workloads:
         self._by_name[(job.kind, job.namespace, job.name)] = job.uid
         if job.borrows_cluster:
             self._borrowing.add(job.uid)
-        for uid in list(self._orphans):
-            self._join(self._groups[uid])
+        for key in list(self._orphans):
+            self._join(self._groups[key])
         return workload
 
     def job_gone(self, kind: JobKind, uid: str, now: float) -> None:
@@ -278,7 +294,7 @@ class Workloads:
         self._borrowing.discard(uid)
         for group in workload.groups.values():
             if not group.pods:
-                self._groups.pop(group.uid, None)
+                self._groups.pop(group.key, None)
 
     def known(self, kind: JobKind) -> Iterator[str]:
         """Uids of the objects of this kind that are not known to be gone (for the comparison with a list)."""
@@ -301,7 +317,7 @@ class Workloads:
             return
         self._clusters[cluster.uid] = cluster
         self._clusters_by_name[(cluster.namespace, cluster.name)] = cluster.uid
-        group = self._groups.get(cluster.uid)
+        group = self._groups.get(GroupKey(cluster.namespace, cluster.uid))
         if group is not None:
             self._join(group)
         if cluster.owner is not None and cluster.owner.uid in self._workloads:
@@ -315,7 +331,7 @@ class Workloads:
         """Take a pod that is new or changed."""
         if pod.owner is None or pod.owner.kind not in GROUP_KINDS:
             return
-        group = self._groups.get(pod.owner.uid)
+        group = self._groups.get(GroupKey(pod.namespace, pod.owner.uid))
         if group is None:
             group = PodGroup(uid=pod.owner.uid, kind=pod.owner.kind, namespace=pod.namespace, name=pod.owner.name)
             self._add(group)
@@ -337,8 +353,8 @@ class Workloads:
         group.folded = group.folded.plus(track.ledger.totals(gone=True))
         self._touch_group(group)
         if not group.pods and self._workload_of(group) is None and not group.borrowers:
-            self._groups.pop(group.uid, None)
-            self._orphans.discard(group.uid)
+            self._groups.pop(group.key, None)
+            self._orphans.discard(group.key)
 
     def accept(self, identity: PodIdentity, report: Report, received_at: float) -> AcceptResult:
         """Count a report of a pod that the directory knows."""
@@ -358,7 +374,7 @@ class Workloads:
 
     def workload_of_pod(self, pod: PodRecord) -> Workload | None:
         """Return the workload that a pod counts for; None while it is not known."""
-        group = self._groups.get(pod.owner.uid) if pod.owner is not None else None
+        group = self._groups.get(GroupKey(pod.namespace, pod.owner.uid)) if pod.owner is not None else None
         return self._workload_of(group) if group is not None else None
 
     # After a restart
@@ -398,7 +414,7 @@ class Workloads:
         if group.kind == JobKind.PYTORCH_JOB:
             return group.uid
         cluster = self._clusters.get(group.uid)
-        if cluster is None:
+        if cluster is None or cluster.namespace != group.namespace:
             return None
         if cluster.owner is not None and cluster.owner.kind == JobKind.RAY_JOB:
             return cluster.owner.uid
@@ -408,18 +424,18 @@ class Workloads:
         return self._workloads.get(group.workload) if group.workload else None
 
     def _add(self, group: PodGroup) -> None:
-        self._groups[group.uid] = group
-        self._orphans.add(group.uid)
+        self._groups[group.key] = group
+        self._orphans.add(group.key)
         self._join(group)
 
     def _join(self, group: PodGroup) -> None:
         """Join a group with its workload, for good: the RayCluster may be gone before its last pod is."""
         owner = self._owner_of(group)
         workload = self._workloads.get(owner) if owner is not None else None
-        if workload is None or group.workload is not None:
+        if workload is None or group.workload is not None or workload.job.namespace != group.namespace:
             return
         group.workload = workload.job.uid
-        self._orphans.discard(group.uid)
+        self._orphans.discard(group.key)
         workload.groups[group.uid] = group
         for track in group.pods.values():
             self._restore_pod(group, track)
@@ -441,7 +457,7 @@ class Workloads:
         cluster = self.cluster_of(workload)
         if cluster is None or job.ray_cluster is None:
             return
-        group = self._groups.get(cluster.uid)
+        group = self._groups.get(GroupKey(cluster.namespace, cluster.uid))
         if group is None:
             group = PodGroup(
                 uid=cluster.uid, kind=JobKind.RAY_CLUSTER.value, namespace=cluster.namespace, name=cluster.name

@@ -4,6 +4,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -59,6 +60,36 @@ def test_labels_do_not_count() -> None:
     workloads.pod_seen(pod("thief", None, labels={"ray.io/cluster": "c1"}))
     workloads.pod_seen(pod("other", owner_of(RAY_CLUSTER, "c2"), labels={"ray.io/cluster": "c1"}))
     assert names(of(workloads, "c1")) == set()
+
+
+@pytest.mark.parametrize("first", ["thief", "owner"])
+def test_a_pod_of_another_namespace_does_not_count(first: str) -> None:
+    workloads = Workloads()
+    head = {"ray.io/node-type": "head"}
+    ours = pod("w-0", owner_of(RAY_CLUSTER, "c1"))
+    thief = replace(pod("thief", owner_of(RAY_CLUSTER, "c1"), labels=head, pod_ip="10.0.0.2"), namespace="elsewhere")
+    workloads.job_seen(job(RAY_CLUSTER, "c1"), NOW)
+    for item in (thief, ours) if first == "thief" else (ours, thief):
+        workloads.pod_seen(item)
+    send(workloads, "thief", 10.0, ray_nodes=[RayNode(node_ip="10.0.0.1", gpu_uuids=["GPU-false"])])
+    assert send(workloads, "w-0", 5.0) == AcceptResult(accepted=1)
+    assert names(of(workloads, "c1")) == {"w-0"}
+    assert of(workloads, "c1").totals().gpu_seconds == 5.0
+    assert workloads.workload_of_pod(thief) is None
+    workloads.pod_gone(thief)
+    assert of(workloads, "c1").totals().gpu_seconds == 5.0
+
+
+@pytest.mark.parametrize("kind", [RAY_JOB, PYTORCH_JOB])
+def test_a_job_of_another_namespace_gets_no_pods(kind: JobKind) -> None:
+    workloads = Workloads()
+    workloads.job_seen(job(kind, "victim"), NOW)
+    owner = owner_of(kind, "victim")
+    if kind is RAY_JOB:
+        workloads.job_seen(replace(job(RAY_CLUSTER, "c1", owner=owner), namespace="elsewhere"), NOW)
+        owner = owner_of(RAY_CLUSTER, "c1")
+    workloads.pod_seen(replace(pod("thief", owner), namespace="elsewhere"))
+    assert names(of(workloads, "victim")) == set()
 
 
 def test_a_bare_ray_cluster_is_its_own_workload() -> None:
