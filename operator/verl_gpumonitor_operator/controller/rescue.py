@@ -176,6 +176,7 @@ class Rescuer:
         clock: Callable[[], float] = time.time,
         concurrent: int = 16,
         retry_seconds: float = 2.0,
+        retry_first_refusal_seconds: float = 10.0,
         retry_refused_seconds: float = 60.0,
     ) -> None:
         self._images = images
@@ -186,12 +187,15 @@ class Rescuer:
         self._clock = clock
         self._concurrent = concurrent
         self._retry_seconds = retry_seconds
+        self._retry_first_refusal_seconds = retry_first_refusal_seconds
         self._retry_refused_seconds = retry_refused_seconds
         self._held: dict[str, PodRecord] = {}
         self._attempts: dict[str, Attempt] = {}
         self._tried: dict[str, set[str]] = {}
         """By pod uid, the images that it had: three at most, since none is given twice."""
         self._not_before: dict[str, float] = {}
+        self._refusals: dict[str, int] = {}
+        """By pod uid, how often the API server refused to free it."""
         self._look = asyncio.Event()
 
     @property
@@ -217,6 +221,7 @@ class Rescuer:
         self._not_before.pop(pod.uid, None)
         self._attempts.pop(pod.uid, None)
         self._tried.pop(pod.uid, None)
+        self._refusals.pop(pod.uid, None)
 
     def _let_go(self, pod: PodRecord) -> None:
         if pod.uid not in self._held and pod.uid not in self._attempts:
@@ -269,6 +274,7 @@ class Rescuer:
         self._attempts[pod.uid] = Attempt(image=action.to_image, at=self._clock(), cause=action.cause)
         self._tried.setdefault(pod.uid, set()).update((action.from_image, action.to_image))
         self._not_before.pop(pod.uid, None)
+        self._refusals.pop(pod.uid, None)
         log.warning("pod freed from its sidecar", extra=_keys(pod, action) | {"image": action.to_image})
         self._incidents.report(
             pod, reason=EVENT_RESCUED, message=rescued_message(pod, action, self._images), severity=Severity.WARNING
@@ -282,17 +288,25 @@ class Rescuer:
             return
         refused = result in ("forbidden", "invalid")
         first = pod.uid not in self._not_before
-        wait = self._retry_refused_seconds if refused else self._retry_seconds
+        wait = self._refused(pod, error) if refused else self._retry_seconds
         self._not_before[pod.uid] = self._clock() + (error.retry_after_seconds or wait)
         if first:
             log.error(
                 "pod cannot be freed from its sidecar", extra=_keys(pod) | {"reason": result, "error": str(error)}
             )
-        if first and refused:
+
+    def _refused(self, pod: PodRecord, error: KubeError) -> float:
+        """Say it to the job's owner if it was no passing state. Returns the seconds until the next attempt."""
+        refusals = self._refusals[pod.uid] = self._refusals.get(pod.uid, 0) + 1
+        if refusals == 1:
+            # While a release is being upgraded, its policy and its images may differ for a moment.
+            return self._retry_first_refusal_seconds
+        if refusals == 2:
             message = (
                 f"Pod {pod.name} waits for the GPUMonitor sidecar, and the API server does not let us free it: {error}"
             )
             self._incidents.report(pod, reason=EVENT_STUCK, message=message, severity=Severity.CRITICAL)
+        return self._retry_refused_seconds
 
     def _give_up(self, pod: PodRecord, action: RescueAction) -> None:
         # Said once: the next look is after days, which no held pod outlives unseen.

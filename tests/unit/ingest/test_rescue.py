@@ -286,8 +286,8 @@ async def test_after_a_restart_a_changed_pod_is_given_its_time() -> None:
         pytest.param(NotFoundError("gone", status=404), "gone", 1, 0, id="a pod that is gone is forgotten"),
         pytest.param(ConflictError("other", status=409), "conflict", 5, 0, id="a conflict is tried again soon"),
         pytest.param(ServerFaultError("down", status=500), "failed", 5, 0, id="so is a failing API server"),
-        pytest.param(ForbiddenError("policy", status=403), "forbidden", 1, 1, id="a refusal is said, and tried rarely"),
-        pytest.param(InvalidError("invalid", status=422), "invalid", 1, 1, id="so is an invalid change"),
+        pytest.param(ForbiddenError("policy", status=403), "forbidden", 1, 0, id="a refusal may pass: tried later"),
+        pytest.param(InvalidError("invalid", status=422), "invalid", 1, 0, id="so may an invalid change"),
     ],
 )
 async def test_a_failed_attempt(failure: KubeError, result: str, tries: int, events: int) -> None:
@@ -304,6 +304,24 @@ async def test_a_failed_attempt(failure: KubeError, result: str, tries: int, eve
     rig.rescuer.pod_seen(held)
     await rig.tick(60.0)
     assert rig.patcher.given == [("uid-0", MAIN_IMAGE)]
+
+
+@pytest.mark.parametrize("failure", [ForbiddenError("policy", status=403), InvalidError("invalid", status=422)])
+async def test_a_refusal_that_stays_is_said_once_and_tried_rarely(failure: KubeError) -> None:
+    rig = Rig()
+    rig.patcher.failure = failure
+    rig.rescuer.pod_seen(waiting_pod("ImagePullBackOff"))
+    await rig.tick()
+    await rig.tick(9.9)
+    assert rig.told.events == []
+    await rig.tick(0.1)
+    [(_, reason, severity, _)] = rig.told.events
+    assert (reason, severity) == ("SidecarStuck", Severity.CRITICAL)
+    for _ in range(119):
+        await rig.tick(1.0)
+    result = "forbidden" if isinstance(failure, ForbiddenError) else "invalid"
+    assert rig.counted(result) == 3
+    assert len(rig.told.events) == 1
 
 
 async def test_a_thousand_held_pods_are_freed_a_few_at_a_time() -> None:
@@ -324,7 +342,7 @@ async def test_pods_that_go_leave_nothing_behind() -> None:
     for pod in pods:
         rig.rescuer.pod_gone(pod)
     kept = {name: held for name, held in vars(rig.rescuer).items() if isinstance(held, dict)}
-    assert kept == {"_held": {}, "_attempts": {}, "_tried": {}, "_not_before": {}}
+    assert kept == {"_held": {}, "_attempts": {}, "_tried": {}, "_not_before": {}, "_refusals": {}}
 
 
 async def test_the_loop_frees_a_pod_well_within_ten_seconds() -> None:
