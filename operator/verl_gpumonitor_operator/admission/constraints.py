@@ -12,7 +12,7 @@ from typing import Any, Final
 from . import pods
 from .facts import LimitRangeItem, Node, Quota, Scope
 from .pods import Json, QosClass
-from .quantities import UNIT, Amounts, shown
+from .quantities import UNIT, Amounts, plus, shown
 
 Container = dict[str, Any]
 
@@ -21,6 +21,8 @@ _MUST_BE_STATED: Final = ("cpu", "memory", "requests.cpu", "requests.memory", "l
 _DEFAULTABLE: Final = frozenset(("cpu", "memory", "ephemeral-storage"))
 _PACKED: Final = 8
 """Pods of one size that may share a node's devices on purpose; where more fit, it is coincidence."""
+_UNSEEN: Final[Amounts] = {"cpu": UNIT, "memory": 2**30 * UNIT}
+"""1 CPU and 1 GiB: what static pods and other services may take of a node whose pods were not read."""
 _GANG: Final = 16
 """Further pods of one size that are assumed to fill a quota on purpose; where more would fit, it is a roomy one."""
 
@@ -156,22 +158,24 @@ def _has_priority(name: str, scope: Scope) -> bool:
 def fit_refusal(before: Amounts, after: Amounts, nodes: Sequence[Node]) -> str | None:
     """Check that the pod (which asks for `before`) still fits wherever it fits now, and so do its likes beside it.
 
-    A node's free room decides where it was read, else its capacity. Where the pod fits nowhere at the moment, it waits
-    for room, and the capacities decide. Where it would fit on no node at all, nobody can tell what will be there.
+    A node's free room decides where it was read, else its capacity, of which some is left for pods nobody saw. Where
+    the pod fits nowhere at the moment, it waits for room, and the capacities decide. Where it would fit on no node at
+    all, nobody can tell what will be there.
     """
     if all(after.get(resource, 0) <= before.get(resource, 0) for resource in after):
         return None
-    now = [(node.name, node.capacity if node.free is None else node.free) for node in nodes]
-    rooms = [(name, room) for name, room in now if _fits(before, room)]
+    now = [(node, node.capacity if node.free is None else node.free) for node in nodes]
+    rooms = [(node, room) for node, room in now if _fits(before, room)]
     if not rooms:
-        rooms = [(node.name, node.capacity) for node in nodes if _fits(before, node.capacity)]
+        rooms = [(node, node.capacity) for node in nodes if _fits(before, node.capacity)]
     if not rooms:
         return "with it, the pod would fit on no node that is known"
-    for name, room in rooms:
-        if not _fits(after, room):
-            return f"with it, the pod would not fit on node {name}"
-        if not _keeps_slices(before, after, room):
-            return f"with it, fewer such pods would fit on node {name}"
+    for node, room in rooms:
+        unseen = _UNSEEN if node.free is None else {}
+        if not _fits(plus(after, unseen), room):
+            return f"with it, the pod would not fit on node {node.name}{' with room to spare' if unseen else ''}"
+        if not _keeps_slices(before, after, room, unseen):
+            return f"with it, fewer such pods would fit on node {node.name}"
     return None
 
 
@@ -179,7 +183,7 @@ def _fits(asked: Amounts, room: Amounts) -> bool:
     return all(amount <= room.get(resource, 0) for resource, amount in asked.items() if amount > 0)
 
 
-def _keeps_slices(before: Amounts, after: Amounts, room: Amounts) -> bool:
+def _keeps_slices(before: Amounts, after: Amounts, room: Amounts, unseen: Amounts) -> bool:
     """Whether a node that pods of this size share by its devices can still be shared by as many.
 
     Two pods that ask for half of the GPUs and half of the CPUs each fill a node on purpose: a little more in both
@@ -188,4 +192,4 @@ def _keeps_slices(before: Amounts, after: Amounts, room: Amounts) -> bool:
     slices = min((room.get(name, 0) // amount for name, amount in before.items() if "/" in name and amount), default=0)
     if slices > _PACKED or not _fits({name: slices * amount for name, amount in before.items()}, room):
         return True
-    return _fits({name: slices * amount for name, amount in after.items()}, room)
+    return _fits(plus({name: slices * amount for name, amount in after.items()}, unseen), room)

@@ -211,6 +211,10 @@ INJECTED = {
         samples.ray_worker(cpu="47", memory="64Gi"),
         cluster=nodes(amounts(cpu="96", memory="1000Gi", gpu="8"), free=amounts(cpu="1", memory="1Gi", gpu="0")),
     ),
+    "guaranteed pod on a node whose pods were read": Case(
+        samples.ray_worker(cpu="95", memory="64Gi"),
+        cluster=nodes(amounts(cpu="96", memory="1000Gi", gpu="8"), free=amounts(cpu="95100m", memory="900Gi", gpu="8")),
+    ),
     "guaranteed pod on a node with room": Case(
         samples.ray_worker(cpu="47", memory="400Gi"), cluster=nodes(amounts(cpu="96", memory="1000Gi", gpu="8"))
     ),
@@ -271,6 +275,15 @@ SKIPPED = {
     ),
     "two guaranteed halves of a node": Case(
         samples.ray_worker(cpu="48", memory="64Gi"), cluster=nodes(amounts(cpu="96", memory="1000Gi", gpu="8"))
+    ),
+    "guaranteed pod on a node whose static pods are not seen": Case(
+        samples.ray_worker(cpu="95", memory="64Gi"), cluster=nodes(amounts(cpu="96", memory="1000Gi", gpu="8"))
+    ),
+    "guaranteed pod that leaves too little memory for what is not seen": Case(
+        samples.ray_worker(cpu="64", memory="999Gi"), cluster=nodes(amounts(cpu="96", memory="1000Gi", gpu="8"))
+    ),
+    "two guaranteed halves that leave too little for what is not seen": Case(
+        samples.ray_worker(cpu="47500m", memory="64Gi"), cluster=nodes(amounts(cpu="96", memory="1000Gi", gpu="8"))
     ),
     "guaranteed pod that fits exactly what is free": Case(
         samples.ray_worker(cpu="8", memory="64Gi"),
