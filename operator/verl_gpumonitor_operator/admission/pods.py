@@ -21,6 +21,9 @@ RAY_NODE_LABEL: Final = "ray.io/is-ray-node"
 RAY_NODE_TYPE_LABEL: Final = "ray.io/node-type"
 RAY_CLUSTER_LABEL: Final = "ray.io/cluster"
 KUBEFLOW_JOB_LABEL: Final = "training.kubeflow.org/job-name"
+KUBEFLOW_OPERATOR_LABEL: Final = "training.kubeflow.org/operator-name"
+PYTORCHJOB_OPERATOR: Final = "pytorchjob-controller"
+"""The only one of the training-operator's kinds of job that the controller knows how to show."""
 MIRROR_ANNOTATIONS: Final = ("kubernetes.io/config.mirror", "kubernetes.io/config.source")
 
 _QOS_RESOURCES: Final = ("cpu", "memory")
@@ -40,6 +43,7 @@ class Family(StrEnum):
     RAY_HEAD = "head"
     RAY_WORKER = "worker"
     KUBEFLOW = "kubeflow"
+    """A PyTorchJob's."""
 
 
 def mapping(value: object) -> Json:
@@ -99,11 +103,15 @@ def ports(pod: Json) -> list[Json]:
 
 
 def family(pod: Json) -> Family | None:
-    """Tell whose pod it is. None for all that is not ours: submitters, redis-cleanup Jobs (node type of their own)."""
+    """Tell whose pod it is. None for all that is not ours.
+
+    That is submitters, redis-cleanup Jobs (a node type of their own) and MPIJobs, TFJobs and the like.
+    """
     held = labels(pod)
     if held.get(RAY_NODE_LABEL) == "yes":
         return {"head": Family.RAY_HEAD, "worker": Family.RAY_WORKER}.get(text(held.get(RAY_NODE_TYPE_LABEL)))
-    return Family.KUBEFLOW if KUBEFLOW_JOB_LABEL in held else None
+    is_pytorch = held.get(KUBEFLOW_OPERATOR_LABEL, PYTORCHJOB_OPERATOR) == PYTORCHJOB_OPERATOR
+    return Family.KUBEFLOW if KUBEFLOW_JOB_LABEL in held and is_pytorch else None
 
 
 def is_mirror(pod: Json) -> bool:

@@ -205,6 +205,11 @@ def with_labels(pod: Pod, labels: Mapping[str, str]) -> Pod:
     return {**pod, "metadata": {**metadata, "labels": {**metadata["labels"], **labels}}}
 
 
+def with_labels_removed(pod: Pod, *names: str) -> Pod:
+    kept = {name: value for name, value in pod["metadata"]["labels"].items() if name not in names}
+    return {**pod, "metadata": {**pod["metadata"], "labels": kept}}
+
+
 def with_annotations(pod: Pod, annotations: Mapping[str, str] | None) -> Pod:
     return {**pod, "metadata": {**pod["metadata"], "annotations": annotations}}
 

@@ -99,6 +99,9 @@ INJECTED = {
     "kuberay head with gpus": Case(samples.ray_head(gpus=4)),
     "pytorchjob master": Case(MASTER),
     "pytorchjob worker": Case(samples.pytorch_pod(role="worker")),
+    "pytorchjob whose operator is not named": Case(
+        samples.with_labels_removed(MASTER, "training.kubeflow.org/operator-name")
+    ),
     "annotations null": Case(samples.with_annotations(WORKER, None)),
     "no volumes": Case(samples.with_spec(MASTER, volumes=None)),
     "init containers empty": Case(samples.with_spec(MASTER, initContainers=[])),
@@ -223,6 +226,7 @@ INJECTED = {
 SKIPPED = {
     "kuberay submitter": Case(samples.ray_submitter()),
     "kuberay redis cleanup": Case(samples.redis_cleanup()),
+    "mpijob worker": Case(samples.with_labels(MASTER, {"training.kubeflow.org/operator-name": "mpijob-controller"})),
     "kuberay head of a cpu cluster": Case(HEAD, cluster=samples.cluster(ray_cluster_has_gpus=False)),
     "kuberay worker without gpus": Case(samples.ray_worker(gpus=0)),
     "kube-system": Case(WORKER, namespace=Namespace(name="kube-system")),
