@@ -123,6 +123,14 @@ async def test_pods_of_a_small_cluster_are_read_for_a_guaranteed_pod() -> None:
         assert cluster.nodes[0].free is None
 
 
+async def test_a_pod_that_is_guaranteed_but_for_the_sidecar_counts_as_such() -> None:
+    injected = samples.with_container(WORKER, {"name": "gpumonitor", "restartPolicy": "Always"}, init=True)
+    injected = samples.with_annotations(injected, {"gpumonitor.dev/injected": "0.1.0"})
+    async with fake_api.running() as fake:
+        _, cluster = await gathered(fake, injected)
+        assert cluster.nodes[0].free is not None
+
+
 async def test_without_the_right_to_read_pods_and_daemons_capacity_decides() -> None:
     async with fake_api.running() as fake:
         fake.refused |= {"/api/v1/pods": 403, "/apis/apps/v1/daemonsets": 403}
