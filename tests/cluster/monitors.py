@@ -88,6 +88,22 @@ def value(series: Series, name: str, **labels: str) -> float | None:
     return found[0] if found else None
 
 
+def sidecar(pod: Object) -> Object | None:
+    """Our container of a pod as the API server stored it; None where there is none."""
+    found = pod["spec"].get("initContainers", [])
+    return next((one for one in found if one["name"] == wiring.CONTAINER_NAME), None)
+
+
+def await_running(kubectl: Kubectl, name: str, namespace: str) -> Object:
+    """Wait until a pod runs; returns it."""
+
+    def look() -> Object | None:
+        pod = kubectl.get("pod", name, namespace)
+        return pod if pod and pod["status"].get("phase") == "Running" else None
+
+    return eventually(look, within=60, what=f"pod {name} running")
+
+
 def controller_pod(kubectl: Kubectl) -> Object | None:
     """The controller's pod, when it is there and ready."""
     for pod in kubectl.list("pod", product.NAMESPACE, selector="app.kubernetes.io/component=controller"):

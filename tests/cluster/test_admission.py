@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster import jobs
 from tests.cluster.kubectl import Kubectl, eventually
+from tests.cluster.monitors import await_running, sidecar
 from verl_gpumonitor.model import wiring
 
 pytestmark = pytest.mark.usefixtures("release")
@@ -19,25 +20,9 @@ RESTRICTED_CONTAINER: dict[str, Any] = {"allowPrivilegeEscalation": False, "capa
 GUARANTEED: dict[str, Any] = {"cpu": "100m", "memory": "64Mi"}
 
 
-def sidecar(pod: jobs.Object) -> jobs.Object | None:
-    """Our container of a stored pod."""
-    found = pod["spec"].get("initContainers", [])
-    return next((one for one in found if one["name"] == wiring.CONTAINER_NAME), None)
-
-
 def skip_reason(pod: jobs.Object) -> str:
     """Why the webhook left a pod alone, or nothing."""
     return str(pod["metadata"].get("annotations", {}).get(wiring.ANNOTATION_SKIP_REASON, ""))
-
-
-def running(kubectl: Kubectl, name: str, namespace: str) -> jobs.Object:
-    """Wait until a pod runs with all its containers."""
-
-    def look() -> jobs.Object | None:
-        pod = kubectl.get("pod", name, namespace)
-        return pod if pod and pod["status"].get("phase") == "Running" else None
-
-    return eventually(look, within=60, what=f"pod {name} running")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +65,7 @@ def test_the_qos_class_is_kept(kubectl: Kubectl, namespace: str, resources: dict
     body = jobs.container(gpus=1, requests=resources.get("requests"), limits=resources.get("limits"))
     created = kubectl.create(jobs.pod("p", labels=jobs.ray_labels(), containers=[body]), namespace)
     assert sidecar(created)
-    assert running(kubectl, "p", namespace)["status"]["qosClass"] == qos
+    assert await_running(kubectl, "p", namespace)["status"]["qosClass"] == qos
 
 
 def test_restricted_pod_security_admits_the_sidecar(kubectl: Kubectl, namespace: str) -> None:
@@ -88,7 +73,7 @@ def test_restricted_pod_security_admits_the_sidecar(kubectl: Kubectl, namespace:
     body = {**jobs.container(), "securityContext": RESTRICTED_CONTAINER}
     pod = jobs.pod("p", labels=jobs.ray_labels(), containers=[body], securityContext=RESTRICTED_POD)
     assert sidecar(kubectl.create(pod, namespace))
-    running(kubectl, "p", namespace)
+    await_running(kubectl, "p", namespace)
 
 
 LIMIT_RANGES: list[Any] = [
@@ -153,21 +138,6 @@ def test_a_quota_on_limits_refuses_no_pod(
     assert injected or skip_reason(created)
 
 
-def free_cpu_millis(kubectl: Kubectl) -> int:
-    """CPU that the node can still give, in thousandths."""
-
-    def millis(quantity: str) -> int:
-        return int(quantity[:-1]) if quantity.endswith("m") else int(float(quantity) * 1000)
-
-    node = kubectl.list("node")[0]
-    taken = 0
-    for pod in kubectl.list("pod"):
-        if pod["status"]["phase"] in ("Running", "Pending"):
-            every = [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]
-            taken += sum(millis(one["resources"].get("requests", {}).get("cpu", "0")) for one in every)
-    return millis(node["status"]["allocatable"]["cpu"]) - taken
-
-
 def test_a_pod_that_fills_the_node_still_fits(kubectl: Kubectl, namespace: str) -> None:
     """A Guaranteed pod of the node's whole allocatable CPU would fit no node with a sidecar: it gets none."""
     whole = kubectl.list("node")[0]["status"]["allocatable"]["cpu"]
@@ -185,7 +155,7 @@ def test_two_pods_on_the_host_network(kubectl: Kubectl, namespace: str) -> None:
         assert ours is not None
         assert not ours.get("ports")
     for name in ("a", "b"):
-        running(kubectl, name, namespace)
+        await_running(kubectl, name, namespace)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +182,7 @@ def test_the_sidecar_runs_and_a_pod_with_it_ends_as_soon(kubectl: Kubectl, names
     took = {}
     for name, labels in (("plain", {wiring.INJECT: "disabled"}), ("watched", {})):
         kubectl.create(jobs.pod(name, labels={**jobs.ray_labels(), **labels}), namespace)
-        running(kubectl, name, namespace)
+        await_running(kubectl, name, namespace)
         begin = time.monotonic()
         kubectl.delete("pod", name, namespace)
         took[name] = time.monotonic() - begin

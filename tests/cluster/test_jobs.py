@@ -9,14 +9,8 @@ import pytest
 
 from tests.cluster import jobs, monitors
 from tests.cluster.kubectl import Kubectl, condition, eventually
-from verl_gpumonitor.model import wiring
 
 pytestmark = pytest.mark.usefixtures("release")
-
-
-def injected(pod: jobs.Object) -> bool:
-    """Whether a pod has our sidecar."""
-    return any(one["name"] == wiring.CONTAINER_NAME for one in pod["spec"].get("initContainers", []))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +39,7 @@ def test_a_rayjob_shows_each_pods_own_gpus_and_no_others(kubectl: Kubectl, rayjo
     named = [monitors.owned(kubectl, pod["metadata"]["name"], namespace, 4) for pod in workers]
     assert not named[0] & named[1]
     head = ray_pods(kubectl, namespace, "head")[0]
-    assert injected(head)
+    assert monitors.sidecar(head)
     assert not monitors.uuids(monitors.sidecar_metrics(kubectl, head["metadata"]["name"], namespace))
 
 
@@ -65,7 +59,7 @@ def test_a_submitter_has_no_sidecar(kubectl: Kubectl, rayjob: tuple[str, str]) -
         within=120,
         what="a submitter",
     )
-    assert not any(injected(pod) for pod in submitters if "ray.io/node-type" not in pod["metadata"]["labels"])
+    assert not any(monitors.sidecar(pod) for pod in submitters if "ray.io/node-type" not in pod["metadata"]["labels"])
 
 
 def test_a_rayjob_ends_as_it_does_without_us(kubectl: Kubectl, rayjob: tuple[str, str]) -> None:

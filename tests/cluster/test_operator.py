@@ -28,11 +28,6 @@ CONTROLLER = f"{product.RELEASE}-controller"
 CHART = REPOSITORY / "charts" / "gpumonitor"
 
 
-def injected(pod: jobs.Object) -> bool:
-    """Whether a pod has our sidecar."""
-    return any(one["name"] == wiring.CONTAINER_NAME for one in pod["spec"].get("initContainers", []))
-
-
 def scale(kubectl: Kubectl, deployment: str, replicas: int) -> None:
     """Scale a Deployment of ours and wait until it is so."""
     kubectl.run("scale", "deployment", deployment, "-n", product.NAMESPACE, f"--replicas={replicas}")
@@ -77,25 +72,15 @@ def creation_seconds(kubectl: Kubectl, namespace: str, name: str) -> tuple[jobs.
     return pod, time.monotonic() - begin
 
 
-def await_running(kubectl: Kubectl, name: str, namespace: str) -> jobs.Object:
-    """Wait until a pod runs."""
-
-    def look() -> jobs.Object | None:
-        pod = kubectl.get("pod", name, namespace)
-        return pod if pod and pod["status"].get("phase") == "Running" else None
-
-    return eventually(look, within=60, what=f"pod {name} running")
-
-
 def test_pods_start_while_the_webhook_is_away_and_are_listed(kubectl: Kubectl, namespace: str) -> None:
     scale(kubectl, WEBHOOK, 0)
     try:
         command = jobs.hold(300, utilization=[0.5], used_gib=[10.0])
         kubectl.apply(jobs.pytorchjob("unseen", command=command, gpus=1), namespace)
-        pod = await_running(kubectl, "unseen-master-0", namespace)
+        pod = monitors.await_running(kubectl, "unseen-master-0", namespace)
     finally:
         scale(kubectl, WEBHOOK, 2)
-    assert not injected(pod)
+    assert not monitors.sidecar(pod)
 
     def listed() -> Any:
         now = monitors.status(kubectl, "unseen", namespace)
@@ -128,7 +113,7 @@ def test_pods_start_while_the_webhook_is_not_trusted(
 ) -> None:
     with webhook_changed(kubectl, client()):
         pod, seconds = creation_seconds(kubectl, namespace, "p")
-    assert not injected(pod)
+    assert not monitors.sidecar(pod)
     assert wiring.ANNOTATION_SKIP_REASON not in pod["metadata"].get("annotations", {}), "the webhook was asked"
     assert seconds < 5
 
@@ -137,7 +122,7 @@ def test_pods_start_while_the_webhook_hangs(kubectl: Kubectl, namespace: str) ->
     """A server that accepts and never answers costs a pod the webhook's 3 s, and no more."""
     with untrusted.silent_server() as client, webhook_changed(kubectl, client):
         pod, seconds = creation_seconds(kubectl, namespace, "p")
-    assert not injected(pod)
+    assert not monitors.sidecar(pod)
     assert wiring.ANNOTATION_SKIP_REASON not in pod["metadata"].get("annotations", {}), "the webhook was asked"
     assert seconds < 3 + 3
 
@@ -147,7 +132,7 @@ def test_pods_start_while_the_webhooks_certificate_has_expired(
 ) -> None:
     with untrusted.expired_server(tmp_path) as client, webhook_changed(kubectl, client):
         pod, seconds = creation_seconds(kubectl, namespace, "p")
-    assert not injected(pod)
+    assert not monitors.sidecar(pod)
     assert wiring.ANNOTATION_SKIP_REASON not in pod["metadata"].get("annotations", {}), "the webhook was asked"
     assert seconds < 5
 
@@ -174,12 +159,12 @@ def test_a_controller_that_was_away_loses_nothing(kubectl: Kubectl, namespace: s
     time.sleep(75)
     alone, _ = creation_seconds(kubectl, namespace, "alone")
     scale(kubectl, CONTROLLER, 1)
-    assert not injected(alone)
+    assert not monitors.sidecar(alone)
     assert "InjectionPaused" in alone["metadata"]["annotations"][wiring.ANNOTATION_SKIP_REASON]
 
     def injected_again() -> bool:
         kubectl.delete("pod", "again", namespace)
-        return injected(creation_seconds(kubectl, namespace, "again")[0])
+        return monitors.sidecar(creation_seconds(kubectl, namespace, "again")[0]) is not None
 
     eventually(injected_again, within=30, what="injection after the controller's return", every=2)
 
@@ -205,7 +190,7 @@ def test_nothing_of_ours_holds_a_job_back(kubectl: Kubectl, namespace: str) -> N
     """With the operator gone, jobs and their namespace are deleted at once."""
     command = jobs.hold(600, utilization=[0.5], used_gib=[10.0])
     kubectl.apply(jobs.pytorchjob("free", command=command, gpus=1), namespace)
-    await_running(kubectl, "free-master-0", namespace)
+    monitors.await_running(kubectl, "free-master-0", namespace)
     monitors.await_phase(kubectl, "free", namespace, "Running")
     for deployment in (CONTROLLER, WEBHOOK):
         scale(kubectl, deployment, 0)

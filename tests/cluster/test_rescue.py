@@ -13,17 +13,12 @@ from devcluster import product
 from tests.cluster import jobs, monitors
 from tests.cluster.conftest import REPOSITORY, wait_for_injection
 from tests.cluster.kubectl import Kubectl, KubectlError, eventually
+from tests.cluster.monitors import sidecar
 from verl_gpumonitor.model import wiring
 
 pytestmark = [pytest.mark.disturbing, pytest.mark.usefixtures("release")]
 
 CONTROLLER = f"system:serviceaccount:{product.NAMESPACE}:{product.RELEASE}-controller"
-
-
-def sidecar(pod: jobs.Object) -> jobs.Object | None:
-    """Our container of a pod."""
-    found = pod["spec"].get("initContainers", [])
-    return next((one for one in found if one["name"] == wiring.CONTAINER_NAME), None)
 
 
 def waiting_reason(pod: jobs.Object) -> str | None:
