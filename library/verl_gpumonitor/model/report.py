@@ -14,16 +14,21 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from .stages import StageSource
 from .vocabulary import GpuState, Ownership, Source, UnavailableReason
 
 REPORT_FORMAT: Final = "gpumonitor-report/1"
 """Value of `Report.format`; a controller refuses any other with a message that names both."""
 
-MAX_REPORT_BYTES: Final = 256 * 1024
-"""A report of 64 GPUs takes about 60 KB; whatever is larger than this is refused unread."""
+MAX_REPORT_BYTES: Final = 512 * 1024
+"""A report of 64 GPUs in ten stages takes about 150 KB; whatever is larger than this is refused unread."""
 
 MAX_GPUS: Final = 64
 MAX_BYTES: Final = 2**50
+MAX_STAGES: Final = 32
+"""Pairs of stage and role that one GPU is counted by; what comes past them counts as `other`."""
+MAX_NODE_INTERVALS: Final = 256
+MAX_ENTRYPOINT: Final = 16_384
 
 Name = Annotated[str, Meta(max_length=256)]
 Uuid = Annotated[str, Meta(min_length=1, max_length=96)]
@@ -34,7 +39,87 @@ Joules = Annotated[float, Meta(ge=0.0, le=1e15)]
 Watts = Annotated[float, Meta(ge=0.0, le=5000.0)]
 Celsius = Annotated[float, Meta(ge=-50.0, le=250.0)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
+Word = Annotated[str, Meta(min_length=1, max_length=64)]
+Step = Annotated[int, Meta(ge=0, le=2**53)]
 UnixSeconds = Annotated[float, Meta(ge=0.0, le=1e11)]
+
+
+class StageCount(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What has added up for one GPU in one stage since the sidecar's start. An array on the wire, by place."""
+
+    stage: Word
+    role: Word
+    observed_seconds: Seconds
+    """Time covered by utilisation samples. The sum over all stages is the GPU's `observed_seconds` but for what
+    still waits for its stage."""
+    busy_seconds: Seconds
+    energy_joules: Joules | None = None
+    memory_peak_bytes: Bytes | None = None
+    memory_floor_bytes: Bytes | None = None
+    """Lowest memory in use that was seen in it."""
+    job: Annotated[str, Meta(max_length=128)] = ""
+    """Ray's submission id, where several jobs may share the pod and the source tells them apart."""
+
+
+class StageNow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The stage that runs now in the pod, or in most of it. Absent when it is not known within 5 s."""
+
+    stage: Word
+    role: Word
+    since: UnixSeconds | None = None
+    step: Step | None = None
+    """Number of the training step that runs, or of the last one that ended."""
+    job: Annotated[str, Meta(max_length=128)] = ""
+
+
+class StepGpu(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """One GPU in one stage of one step. An array on the wire, by place."""
+
+    gpu: Annotated[int, Meta(ge=0, le=MAX_GPUS)]
+    """Place in `Report.gpus`."""
+    observed_seconds: Seconds
+    busy_seconds: Seconds
+    energy_joules: Joules | None = None
+    memory_peak_bytes: Bytes | None = None
+    memory_floor_bytes: Bytes | None = None
+
+
+class StepStage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One stage of one step in this pod. A stage that ran in several pieces is one."""
+
+    stage: Word
+    role: Word
+    begin: UnixSeconds
+    seconds: Seconds
+    """Wall time, the longest of the pod's GPUs."""
+    gpus: Annotated[list[StepGpu], Meta(max_length=MAX_GPUS)] = []
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One whole step as this pod saw it, sent once."""
+
+    number: Count
+    """Counts the steps of this start of the sidecar, from 1: the key against sending twice."""
+    step: Step | None = None
+    """verl's own number, where a source says it."""
+    begin: UnixSeconds
+    end: UnixSeconds
+    stages: Annotated[list[StepStage], Meta(max_length=MAX_STAGES)] = []
+    job: Annotated[str, Meta(max_length=128)] = ""
+
+
+class StageQuality(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who tells the stages of this pod, and how finely."""
+
+    source: StageSource = StageSource.NONE
+    resolution_seconds: Annotated[float, Meta(ge=0.0, le=3600.0)] | None = None
+    reason: Annotated[str, Meta(max_length=64)] | None = None
+    """Why a better source is not in use, in one word, such as `DashboardGuarded` or `DashboardUnreachable`."""
+    message: Annotated[str, Meta(max_length=512)] | None = None
+    ask_seconds: Annotated[float, Meta(ge=0.0, le=3600.0)] | None = None
+    """On the head: present pace of the questions to the State API."""
+    steps: Count = 0
+    """Whole steps since the sidecar's start."""
 
 
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -73,6 +158,8 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Energy since the start of the sidecar; None where the GPU offers neither energy nor power."""
     xid_errors: dict[Annotated[str, Meta(pattern=r"^\d{1,5}$")], Count] = {}
     """Xid code -> number seen since the start of the sidecar."""
+    stages: Annotated[list[StageCount], Meta(max_length=MAX_STAGES)] = []
+    """Counters by stage and role, settled ones alone."""
 
 
 class HostReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -102,6 +189,60 @@ class RayNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     node_ip: Annotated[str, Meta(max_length=64)]
     gpu_uuids: Annotated[list[Uuid], Meta(max_length=MAX_GPUS)]
+
+
+class RayStage(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """One `StageInterval` of a Ray node. An array on the wire, by place."""
+
+    stage: Word
+    role: Word
+    begin: UnixSeconds
+    end: UnixSeconds | None = None
+    local_rank: Annotated[int, Meta(ge=0, le=1024)] | None = None
+    step: Step | None = None
+    job: Annotated[str, Meta(max_length=128)] = ""
+    resolution_seconds: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0
+
+
+class NodeStages(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the head says of one Ray node."""
+
+    node_ip: Annotated[str, Meta(max_length=64)]
+    intervals: Annotated[list[RayStage], Meta(max_length=MAX_NODE_INTERVALS)] = []
+
+
+class ClusterStages(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the head's sidecar learnt of all nodes of its Ray cluster: the new and the still running.
+
+    Nodes that had no work between the two times are left out: that is said by their absence.
+    """
+
+    source: StageSource
+    known_from: UnixSeconds
+    known_until: UnixSeconds
+    nodes: Annotated[list[NodeStages], Meta(max_length=4096)] = []
+
+
+class PodStages(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The controller's word to one worker, from its head: a `StageWord` on the wire."""
+
+    source: StageSource
+    known_from: UnixSeconds
+    known_until: UnixSeconds
+    intervals: Annotated[list[RayStage], Meta(max_length=1024)] = []
+
+
+class RayJobInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One job of Ray's jobs list, from the head. Secrets are taken out before it is sent."""
+
+    submission_id: Annotated[str, Meta(max_length=128)]
+    """Empty for a driver that was started by hand."""
+    status: Annotated[str, Meta(max_length=32)] = ""
+    entrypoint: Annotated[str, Meta(max_length=MAX_ENTRYPOINT)] = ""
+    """Command line with Hydra's overrides."""
+    verl_version: Annotated[str, Meta(max_length=32)] | None = None
+    """Of the driver's own installation, where it can be known."""
+    started_at: UnixSeconds | None = None
 
 
 class PodRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -139,6 +280,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     host: HostReport | None = None
     collection: CollectionReport = CollectionReport()
     ray_nodes: Annotated[list[RayNode], Meta(max_length=4096)] = []
+    stage: StageNow | None = None
+    stage_quality: StageQuality = StageQuality()
+    steps: Annotated[list[StepReport], Meta(max_length=16)] = []
+    """Steps that ended since the last accepted report, oldest first."""
+    cluster_stages: ClusterStages | None = None
+    """From a Ray head alone."""
+    ray_jobs: Annotated[list[RayJobInfo], Meta(max_length=16)] = []
+    """From a Ray head alone: the newest."""
 
 
 class ReportAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -152,6 +301,8 @@ class ReportAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """CA certificates (PEM) to trust from now on, when they changed."""
     gpu_uuids: Annotated[list[Uuid], Meta(max_length=MAX_GPUS)] | None = None
     """The pod's own GPUs as its Ray head names them; None while nobody does."""
+    stages: PodStages | None = None
+    """What the pod's Ray head says of its stages; None while nobody does."""
 
 
 class ReportError(ValueError):
