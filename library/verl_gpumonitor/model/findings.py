@@ -49,6 +49,25 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     role: str | None = None
 
 
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """One change that a person could make about a finding."""
+
+    parameter: str | None
+    """Full dotted key of verl's configuration, as this version of verl calls it. None: no setting, something to do."""
+    current: str | None = None
+    """Present value, where the command line shows it or verl's default is known."""
+    suggested: str | None = None
+    """New value. None: it depends on what cannot be seen, and `text` says on what."""
+    text: str
+    """What to do and why, in a sentence or two."""
+    reason: str = ""
+    """What of the evidence leads to it."""
+    price: str = ""
+    """What it costs: time, memory elsewhere, or a change of what is learnt."""
+    confidence: str = "medium"
+    """`high`, `medium` or `low`."""
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One problem, as seen now."""
 
@@ -59,6 +78,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     """One sentence a person can act on."""
     evidence: Evidence = {}
+    advice: tuple[Advice, ...] = ()
+    """The best first; empty until someone who knows the settings was asked."""
 
 
 class TrackedFinding(msgspec.Struct, frozen=True, kw_only=True):
