@@ -1,0 +1,260 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Stages on real Ray: what each source tells of a job nobody changed, beside the job's own clock, and in bad times."""
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster import jobs, monitors, rayclusters
+from tests.cluster.kubectl import Kubectl, eventually
+
+pytestmark = pytest.mark.usefixtures("release")
+
+TIMERS = ("gen", "old_log_prob", "ref", "update_actor", "update_weights")
+
+
+def stage_table(kubectl: Kubectl, name: str, namespace: str) -> dict[str, jobs.Object]:
+    """Rows of a GPUMonitor's stage table by stage."""
+    return {row["stage"]: row for row in monitors.status(kubectl, name, namespace).get("stages", [])}
+
+
+def assert_seconds(kubectl: Kubectl, name: str, namespace: str, truth: dict[str, float], within: float) -> None:
+    """Compare seconds a step with the job's own clock."""
+    table = stage_table(kubectl, name, namespace)
+    seen = {stage: table.get(stage, {}).get("secondsPerStep") for stage in TIMERS}
+    wrong = {
+        stage: (seen[stage], truth[stage]) for stage in TIMERS if abs((seen[stage] or 0.0) - truth[stage]) > within
+    }
+    assert not wrong, f"(seen, true) seconds a step: {wrong}; table: {table}"
+
+
+def await_source(kubectl: Kubectl, name: str, namespace: str, source: str, within: float = 90) -> jobs.Object:
+    """Wait until a job's stages come from one source; returns the job's status."""
+
+    def look() -> jobs.Object | None:
+        now = monitors.status(kubectl, name, namespace)
+        return now if now.get("dataQuality", {}).get("stages", {}).get("source") == source else None
+
+    return eventually(look, within=within, what=f"stages of {name} from {source}")
+
+
+def await_steps(kubectl: Kubectl, name: str, namespace: str, steps: int, within: float = 60) -> jobs.Object:
+    """Wait until the STEP column shows a number; returns the status."""
+
+    def look() -> jobs.Object | None:
+        now = monitors.status(kubectl, name, namespace)
+        return now if now.get("step") == steps else None
+
+    return eventually(look, within=within, what=f"STEP {steps} of {name}")
+
+
+def driven(kubectl: Kubectl, namespace: str, cluster: str, source: str, *, steps: int, within: float) -> None:
+    """Run a driver by hand on a RayCluster and compare its stages with its own clock."""
+    pod = rayclusters.head(kubectl, cluster, namespace)
+    driver = rayclusters.drive(kubectl, pod, namespace, rayclusters.entrypoint(steps=steps))
+    try:
+        await_source(kubectl, cluster, namespace, source)
+        truth = rayclusters.mean_timings(rayclusters.finish(driver))
+    finally:
+        driver.kill()
+    await_steps(kubectl, cluster, namespace, steps)
+    assert_seconds(kubectl, cluster, namespace, truth, within=within)
+
+
+def test_without_dashboard_rays_agent_tells_to_five_seconds(kubectl: Kubectl, namespace: str) -> None:
+    rayclusters.add_program(kubectl, namespace)
+    kubectl.apply(rayclusters.raycluster("undashed", dashboard=False), namespace)
+    driven(kubectl, namespace, "undashed", "ray-agent", steps=4, within=5.0)
+    quality = monitors.status(kubectl, "undashed", namespace)["dataQuality"]["stages"]
+    assert quality["resolutionSeconds"] >= 5
+    assert quality["reason"] == "DashboardUnreachable"
+
+
+def test_a_shared_process_namespace_tells_by_titles_to_a_second(kubectl: Kubectl, namespace: str) -> None:
+    rayclusters.add_program(kubectl, namespace)
+    kubectl.apply(rayclusters.raycluster("titled", dashboard=False, shared_processes=True), namespace)
+    driven(kubectl, namespace, "titled", "titles", steps=4, within=1.0)
+
+
+def test_a_guarded_dashboard_is_said_and_the_agent_takes_over(kubectl: Kubectl, namespace: str) -> None:
+    """With Ray's token mode the dashboard answers 401 to all who lack the token."""
+    rayclusters.add_program(kubectl, namespace)
+    kubectl.apply(rayclusters.raycluster("guarded", authOptions={"mode": "token"}), namespace)
+    pod = rayclusters.head(kubectl, "guarded", namespace)
+    driver = rayclusters.drive(kubectl, pod, namespace, rayclusters.entrypoint(steps=3))
+    try:
+        now = await_source(kubectl, "guarded", namespace, "ray-agent")
+        assert now["dataQuality"]["stages"]["reason"] == "DashboardGuarded"
+        rayclusters.finish(driver)
+    finally:
+        driver.kill()
+
+
+@pytest.fixture(scope="module")
+def shared(kubectl: Kubectl, release: str) -> Iterator[tuple[str, str]]:
+    """A RayCluster that several tests use one after another: (name, namespace)."""
+    namespace, name = "test-stages", "shared"
+    kubectl.delete("namespace", namespace)
+    kubectl.run("create", "namespace", namespace)
+    rayclusters.add_program(kubectl, namespace)
+    kubectl.apply(rayclusters.raycluster(name), namespace)
+    rayclusters.head(kubectl, name, namespace)
+    yield name, namespace
+    kubectl.delete("namespace", namespace, wait=False)
+
+
+def test_two_rayjobs_on_one_cluster_are_told_apart(kubectl: Kubectl, shared: tuple[str, str]) -> None:
+    """Each on two of the cluster's four GPUs at the same time, with other numbers of steps."""
+    cluster, namespace = shared
+    selector = {"ray.io/cluster": cluster}
+    for name, steps in (("one", 3), ("other", 5)):
+        command = rayclusters.entrypoint(steps=steps, gpus=2)
+        kubectl.apply(rayclusters.rayjob(name, command=command, selector=selector), namespace)
+    for name, steps in (("one", 3), ("other", 5)):
+        monitors.await_phase(kubectl, name, namespace, "Succeeded", within=240)
+        now = await_steps(kubectl, name, namespace, steps)
+        assert {"gen", "update_actor"} <= {row["stage"] for row in now["stages"]}
+
+
+def test_the_launch_is_shown_without_its_secrets(kubectl: Kubectl, shared: tuple[str, str]) -> None:
+    """A driver started by hand: its command line comes from Ray's own list of jobs."""
+    cluster, namespace = shared
+    pod = rayclusters.head(kubectl, cluster, namespace)
+    more = ["+trainer.wandb_api_key=abcdef0123456789abcdef0123456789abcdef01"]
+    driver = rayclusters.drive(kubectl, pod, namespace, rayclusters.entrypoint(steps=3, more=more))
+    try:
+        launch = eventually(
+            lambda: monitors.status(kubectl, cluster, namespace).get("launch"), within=60, what="the launch"
+        )
+        assert launch["module"] == rayclusters.PROGRAM
+        assert "abcdef0123456789" not in kubectl.run("get", "gpumonitor", cluster, "-n", namespace, "-o", "yaml")
+        rayclusters.finish(driver)
+    finally:
+        driver.kill()
+
+
+def test_a_worker_that_is_replaced_is_followed(kubectl: Kubectl, shared: tuple[str, str]) -> None:
+    """Its pod dies under the job, a new one comes, and the next job's stages are told as before."""
+    cluster, namespace = shared
+    pod = rayclusters.head(kubectl, cluster, namespace)
+    driver = rayclusters.drive(kubectl, pod, namespace, rayclusters.entrypoint(steps=20))
+    try:
+        await_source(kubectl, cluster, namespace, "ray-state")
+        old = rayclusters.pods(kubectl, cluster, namespace, "worker")[0]["metadata"]["name"]
+        kubectl.run("delete", "pod", old, "-n", namespace, "--grace-period=1")
+        driver.wait(timeout=120)
+    finally:
+        driver.kill()
+    rayclusters.head(kubectl, cluster, namespace)
+    again = rayclusters.drive(kubectl, pod, namespace, rayclusters.entrypoint(steps=3))
+    try:
+        await_running_stage(kubectl, cluster, namespace)
+        rayclusters.finish(again)
+    finally:
+        again.kill()
+
+
+def await_running_stage(kubectl: Kubectl, name: str, namespace: str) -> str:
+    """Wait until a real stage is in the STAGE column."""
+
+    def look() -> str | None:
+        stage = monitors.status(kubectl, name, namespace).get("stage")
+        return stage if stage in TIMERS else None
+
+    return eventually(look, within=120, what=f"a stage of {name}")
+
+
+def test_a_head_that_restarts_is_followed(kubectl: Kubectl, shared: tuple[str, str]) -> None:
+    """Ray's head dies with its job; the workers join the new head, and stages are told again."""
+    cluster, namespace = shared
+    pod = rayclusters.head(kubectl, cluster, namespace)
+    driver = rayclusters.drive(kubectl, pod, namespace, rayclusters.entrypoint(steps=20))
+    await_running_stage(kubectl, cluster, namespace)
+    kubectl.run("delete", "pod", pod, "-n", namespace, "--grace-period=1")
+    driver.wait(timeout=60)
+    eventually(lambda: rayclusters.head(kubectl, cluster, namespace) != pod, within=120, what="another head")
+
+    def unknown() -> bool:
+        return monitors.status(kubectl, cluster, namespace).get("stage") in (None, "unknown", "other", "init")
+
+    eventually(unknown, within=90, what="no stage while nothing runs")
+    new = rayclusters.head(kubectl, cluster, namespace)
+    again = drive_when_it_can(kubectl, new, namespace, rayclusters.entrypoint(steps=3))
+    try:
+        await_running_stage(kubectl, cluster, namespace)
+        rayclusters.finish(again)
+    finally:
+        again.kill()
+
+
+def drive_when_it_can(kubectl: Kubectl, pod: str, namespace: str, command: str) -> "subprocess.Popen[str]":
+    """Start a driver once the workers are back: a new head is ready before they are."""
+
+    def joined() -> bool:
+        text = kubectl.exec(pod, namespace, "ray", "status", container="ray-head")
+        return "/4.0 GPU" in text
+
+    eventually(joined, within=180, what="workers at the new head", every=2)
+    return rayclusters.drive(kubectl, pod, namespace, command)
+
+
+MARKED = """
+import time
+from verl_gpumonitor import ResourceMonitor
+monitor = ResourceMonitor(interval=1.0)
+for step in range(1, 6):
+    with monitor.stage("gen", role="rollout", step=step):
+        time.sleep(4.0)
+    with monitor.stage("update_actor", role="actor", step=step):
+        time.sleep(3.0)
+    monitor.log(f"after_step_{step}")
+print("done", flush=True)
+time.sleep(8.0)
+"""
+
+
+def with_library(job: jobs.Object, image: str) -> jobs.Object:
+    """Put the library beside the job's Python, as `pip install` would: out of our own image, which has the same."""
+    copied = {"name": "library", "mountPath": "/opt/library"}
+    copier = {
+        "name": "copy-library",
+        "image": image,
+        "command": ["cp", "-r", "/opt/gpumonitor/lib/.", "/opt/library/"],
+        "volumeMounts": [copied],
+    }
+    for replica in job["spec"]["pytorchReplicaSpecs"].values():
+        spec = replica["template"]["spec"]
+        spec["initContainers"] = [copier]
+        spec["volumes"] = [{"name": "library", "emptyDir": {}}]
+        main = spec["containers"][0]
+        main["volumeMounts"] = [copied]
+        main["env"] = [{"name": "PYTHONPATH", "value": "/opt/site:/opt/simgpu:/opt/library"}]
+    return job
+
+
+def test_marks_of_the_program_are_exact(kubectl: Kubectl, namespace: str, values: dict[str, dict[str, str]]) -> None:
+    image = f"{values['image']['registry']}/sidecar:{values['image']['tag']}"
+    job = with_library(jobs.pytorchjob("marked", command=["python3", "-c", MARKED], gpus=8), image)
+    kubectl.apply(job, namespace)
+    await_source(kubectl, "marked", namespace, "marks", within=120)
+    await_steps(kubectl, "marked", namespace, 5, within=120)
+    monitors.await_phase(kubectl, "marked", namespace, "Succeeded", within=60)
+    table = stage_table(kubectl, "marked", namespace)
+    assert abs(table["gen"]["secondsPerStep"] - 4.0) <= 1.0
+    assert abs(table["update_actor"]["secondsPerStep"] - 3.0) <= 1.0
+    assert table["gen"]["role"] == "rollout"
+
+
+def test_sft_is_a_trainer_and_no_stage_is_invented(kubectl: Kubectl, namespace: str) -> None:
+    kubectl.run("apply", "-n", namespace, "-k", "examples/pytorchjob-sft")
+
+    def told() -> jobs.Object | None:
+        now = monitors.status(kubectl, "verl-sft", namespace)
+        return now if now.get("role") == "trainer" else None
+
+    now = eventually(told, within=120, what="role trainer")
+    assert now["stage"] == "other"
+    assert {row["stage"] for row in now.get("stages", [])} <= {"other", "unknown"}
+    assert now.get("step") is None
