@@ -1,0 +1,38 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command `gpumon`: its subcommands are modules, imported when they are called, so that none pays for another."""
+
+from importlib import import_module
+from typing import Final
+
+import click
+
+from verl_gpumonitor import __version__
+
+COMMANDS: Final = {
+    "list": "listing",
+    "log": "log",
+}
+"""Name of a subcommand -> module of this package that holds it as `command`."""
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name, and imports one when it is wanted."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return all names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Return a subcommand; None for an unknown name."""
+        module = COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        command = import_module(f"{__package__}.{module}").command
+        return command if isinstance(command, click.Command) else None
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-V", "--version", prog_name="gpumon")
+def main() -> None:
+    """Look at GPUs, log them, and find out what is wrong with a verl job on them."""

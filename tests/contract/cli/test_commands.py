@@ -1,0 +1,130 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""`gpumon list` and `gpumon log` on simulated GPUs: what they print, how they end, what they say in bad times."""
+
+import csv
+import io
+import json
+import signal
+import time
+from pathlib import Path
+
+import simgpu
+from pynvml import NVML_ERROR_NOT_SUPPORTED
+
+from tests.contract.cli.conftest import Host
+
+HEAD = ",".join(
+    [
+        "timestamp,index,name,temperature.gpu,utilization.gpu [%],utilization.memory [%]",
+        "memory.used [MiB],memory.total [MiB]",
+    ]
+)
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    """A CSV text as dictionaries."""
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_list_names_each_gpu_with_its_uuid(host: Host) -> None:
+    done = host.run("list")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4
+    assert all(simgpu.uuid_of(index) in line for index, line in enumerate(lines))
+
+
+def test_list_as_json_is_an_object_a_line_in_base_units(host: Host) -> None:
+    simgpu.set_values(2, file=host.file, gpu_utilization_percent=50)
+    found = [json.loads(line) for line in host.run("list", "--json").stdout.splitlines()]
+    assert [one["index"] for one in found] == [0, 1, 2, 3]
+    assert found[2]["utilization"] == 0.5
+    assert found[0]["memory_total_bytes"] > 2**33
+
+
+def test_log_has_the_columns_of_nvidia_smi(host: Host) -> None:
+    done = host.run("log", "-l", "0.2", "--count", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == HEAD
+    found = rows(done.stdout)
+    assert [row["index"] for row in found] == ["0", "1", "2", "3"] * 2
+    assert all(int(row["memory.total [MiB]"]) > 8000 for row in found)
+
+
+def test_what_cannot_be_read_is_an_empty_cell(host: Host) -> None:
+    simgpu.fail(NVML_ERROR_NOT_SUPPORTED, gpu=1, function="nvmlDeviceGetUtilizationRates", file=host.file)
+    found = rows(host.run("log", "--count", "1", "-i", "1").stdout)
+    assert [row["utilization.gpu [%]"] for row in found] == [""]
+    assert found[0]["memory.used [MiB]"] != ""
+
+
+def test_a_lost_gpu_keeps_its_name_and_says_what_became_of_it(host: Host) -> None:
+    simgpu.lose(3, file=host.file)
+    out = host.run("log", "--format", "jsonl", "--count", "3", "-l", "0.2").stdout
+    found = [json.loads(line) for line in out.splitlines()]
+    lost = [one for one in found if one.get("index") == 3]
+    assert all("utilization" not in one and one["state"].startswith("lost") for one in lost)
+    assert len([one for one in found if "utilization" in one]) == 9
+
+
+def test_more_fields_and_one_gpu(host: Host) -> None:
+    done = host.run("log", "--fields", "+power.draw,+uuid", "-i", simgpu.uuid_of(1), "--count", "1")
+    (row,) = rows(done.stdout)
+    assert row["uuid"] == simgpu.uuid_of(1)
+    assert float(row["power.draw [W]"]) > 0
+
+
+def test_a_signal_ends_it_at_once_with_whole_lines(host: Host, tmp_path: Path) -> None:
+    path = tmp_path / "gpu.csv"
+    process = host.popen("log", "-l", "0.1", "-o", str(path))
+    end = time.monotonic() + 20
+    while not (path.exists() and path.read_text().count("\n") > 8):
+        assert time.monotonic() < end, process.poll()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=5)
+    assert (process.returncode, err) == (0, "")
+    assert path.read_text().endswith("\n")
+    assert all(len(row) == 8 and None not in row.values() for row in rows(path.read_text()))
+
+
+def test_a_pipe_that_is_closed_ends_it_quietly(host: Host) -> None:
+    process = host.popen("log", "-l", "0.1")
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == HEAD
+    process.stdout.close()
+    assert process.wait(timeout=10) == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()
+
+
+def test_a_file_is_continued_and_one_of_other_columns_is_kept_aside(host: Host, tmp_path: Path) -> None:
+    path = tmp_path / "gpu.csv"
+    for _ in range(2):
+        assert host.run("log", "--count", "1", "-i", "0", "-o", str(path)).returncode == 0
+    assert len(rows(path.read_text())) == 2
+    assert host.run("log", "--count", "1", "-i", "0", "--fields", "index", "-o", str(path)).returncode == 0
+    assert path.read_text() == "index\n0\n"
+    assert len(rows((tmp_path / "gpu.csv.1").read_text())) == 2
+
+
+def test_without_a_driver_it_says_so_with_a_code_of_its_own(bare_host: Host) -> None:
+    for arguments in (["list"], ["log"], ["log", "-o", "never.csv"]):
+        done = bare_host.run(*arguments)
+        assert done.returncode == 3
+        assert "no NVIDIA driver" in done.stderr
+        assert done.stdout == ""
+
+
+def test_bad_words_get_an_answer_that_helps(host: Host) -> None:
+    unknown_field = host.run("log", "--fields", "power")
+    assert unknown_field.returncode == 2
+    assert "power.draw" in unknown_field.stderr
+    unknown_gpu = host.run("log", "-i", "9")
+    assert unknown_gpu.returncode == 2
+    assert simgpu.uuid_of(0) in unknown_gpu.stderr
+    nowhere = host.run("log", "-o", "/nonexistent/gpu.csv", "--count", "1")
+    assert nowhere.returncode == 1
+    assert "/nonexistent/gpu.csv" in nowhere.stderr
