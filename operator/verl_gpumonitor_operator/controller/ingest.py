@@ -284,6 +284,7 @@ class ReportService:
             interval_seconds=result.interval_seconds,
             ca_pem=self._certificates.due(identity.uid, report.start_id, pem=self._ca.pem, now=self._clock()),
             gpu_uuids=None if result.gpu_uuids is None else list(result.gpu_uuids),
+            stages=result.stages,
         )
         return Reply(status=200, body=encode(answer))
 
@@ -301,11 +302,12 @@ def _decoded(body: bytes) -> Report:
 
 
 def _check_claims(report: Report, identity: PodIdentity, pod: PodRecord) -> None:
-    """Refuse what this pod may not say: anything as another pod, and other nodes' GPUs unless it is a Ray head."""
+    """Refuse what this pod may not say: anything as another pod, and anything of others unless it is a Ray head."""
     if (report.pod.namespace, report.pod.name, report.pod.uid) != (identity.namespace, identity.name, identity.uid):
         raise RefusedError(403, "the report names another pod than the token")
-    if report.ray_nodes and not is_ray_head(pod):
-        raise RefusedError(403, "only the head of a Ray cluster may name the GPUs of other nodes")
+    of_others = report.ray_nodes or report.cluster_stages is not None or report.ray_jobs
+    if of_others and not is_ray_head(pod):
+        raise RefusedError(403, "only the head of a Ray cluster may speak of other nodes and of the cluster's jobs")
 
 
 def is_ray_head(pod: PodRecord) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from verl_gpumonitor.model.report import Report
+from verl_gpumonitor.model.report import PodStages, Report
 from verl_gpumonitor.model.vocabulary import Severity
 
 
@@ -94,6 +94,8 @@ class PodRecord:
     """Images of `spec.containers`, in order; the first is the main one. Kept for injected pods that wait alone."""
     sidecar_image: str | None = None
     """Image of the injected container in the pod's spec."""
+    own_command: bool = False
+    """The injected container has the very command that this release gives it."""
     sidecar: ContainerState | None = None
     """State of the injected container; None before the kubelet has said anything."""
     main: ContainerState | None = None
@@ -141,6 +143,8 @@ class AcceptResult:
     """Another report interval for this sidecar; None: as it is."""
     gpu_uuids: tuple[str, ...] | None = None
     """The pod's own GPUs as its Ray head names them; None while nobody does."""
+    stages: PodStages | None = None
+    """What its Ray head says of the pod's stages; None while nobody does."""
 
 
 class ReportSink(Protocol):

@@ -19,12 +19,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from verl_gpumonitor.model.report import Report
+from verl_gpumonitor.model.report import PodStages, RayJobInfo, Report
 
 from .jobs import JobKind, JobSeen
 from .ledger import PodLedger, Totals, WrittenLedger, total_of
 from .pods import LABEL_RAY_GROUP, LABEL_RAY_NODE_TYPE
 from .ports import AcceptResult, PodIdentity, PodRecord
+from .relay import ClusterRelay
 from .telemetry import Telemetry
 
 WINDOW_SECONDS: Final = 60.0
@@ -109,6 +110,12 @@ class PodGroup:
     """Sum over pods that are gone."""
     node_gpus: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """GPUs by node IP, as the head's dashboard lists them."""
+    relay: ClusterRelay = field(default_factory=ClusterRelay)
+    """Stages of the cluster's nodes, as the head says them."""
+    same_addresses: bool = False
+    """The head calls its nodes by the IPs that their pods have."""
+    ray_jobs: tuple[RayJobInfo, ...] = ()
+    """Ray's own list of jobs, as the head said it last."""
     workload: str | None = None
     """Uid of the workload that it counts for; None while that is not known."""
     borrowers: set[str] = field(default_factory=set)
@@ -123,6 +130,16 @@ class PodGroup:
         """Sum over all pods, gone and live."""
         return self.folded.plus(total_of((pod.ledger for pod in self.pods.values()), gone=False))
 
+    def hear(self, report: Report, received_at: float) -> None:
+        """Take what the head of the cluster says of its other pods."""
+        if report.ray_nodes:
+            self.node_gpus = {node.node_ip: tuple(node.gpu_uuids) for node in report.ray_nodes}
+            self.relay.name(self.node_gpus)
+        if report.cluster_stages is not None:
+            self.relay.take(report.cluster_stages, received_at)
+        if report.ray_jobs:
+            self.ray_jobs = tuple(report.ray_jobs)
+
     def gpus_of(self, pod: PodRecord) -> tuple[str, ...] | None:
         """Return the pod's GPUs as the head names them.
 
@@ -130,8 +147,22 @@ class PodGroup:
         """
         if pod.pod_ip is None or pod.pod_ip not in self.node_gpus:
             return None
-        same = [track for track in self.pods.values() if track.record.pod_ip == pod.pod_ip and track.record.live]
-        return self.node_gpus[pod.pod_ip] if len(same) == 1 else None
+        return self.node_gpus[pod.pod_ip] if self._alone_at(pod.pod_ip) else None
+
+    def stages_of(self, pod: PodRecord, *, now: float) -> PodStages | None:
+        """Return what the head says of a pod's stages.
+
+        None while it says nothing, of pods that share an IP, and while it has called none of our pods by the IP that
+        we know: its silence about one of them would then mean nothing.
+        """
+        if pod.pod_ip is None or not self._alone_at(pod.pod_ip):
+            return None
+        named = self.relay.named
+        self.same_addresses = self.same_addresses or any(track.record.pod_ip in named for track in self.pods.values())
+        return self.relay.word_for(pod.pod_ip, now=now) if self.same_addresses else None
+
+    def _alone_at(self, ip: str) -> bool:
+        return sum(1 for track in self.pods.values() if track.record.pod_ip == ip and track.record.live) == 1
 
 
 class WorkloadKey(NamedTuple):
@@ -367,10 +398,16 @@ class Workloads:
         if counted.replay:
             return AcceptResult(accepted=counted.accepted, replay=True)
         track.take(report, received_at)
-        if report.ray_nodes and track.is_head and group.kind == JobKind.RAY_CLUSTER:
-            group.node_gpus = {node.node_ip: tuple(node.gpu_uuids) for node in report.ray_nodes}
+        leads = track.is_head and group.kind == JobKind.RAY_CLUSTER
+        if leads:
+            group.hear(report, received_at)
         self._touch_group(group)
-        return AcceptResult(accepted=counted.accepted, gpu_uuids=group.gpus_of(track.record))
+        return AcceptResult(
+            accepted=counted.accepted,
+            gpu_uuids=group.gpus_of(track.record),
+            # A head has asked itself, and knows it better.
+            stages=None if leads else group.stages_of(track.record, now=received_at),
+        )
 
     def workload_of_pod(self, pod: PodRecord) -> Workload | None:
         """Return the workload that a pod counts for; None while it is not known."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
-from verl_gpumonitor.model.report import REPORT_FORMAT, GpuReport, PodRef, Report
+from verl_gpumonitor.model.report import REPORT_FORMAT, GpuReport, PodRef, PodStages, Report
 from verl_gpumonitor.model.vocabulary import Severity, Source
 from verl_gpumonitor_operator.controller.ports import (
     AcceptResult,
@@ -155,6 +155,7 @@ class Sink:
     last: dict[tuple[str, str], int] = field(default_factory=dict)
     taken: list[tuple[PodIdentity, Report]] = field(default_factory=list)
     keep: bool = True
+    stages: PodStages | None = None
 
     def accept(self, identity: PodIdentity, report: Report, received_at: float) -> AcceptResult:  # noqa: ARG002
         key = (identity.uid, report.start_id)
@@ -164,7 +165,7 @@ class Sink:
         self.last[key] = report.sequence
         if self.keep:
             self.taken.append((identity, report))
-        return AcceptResult(accepted=report.sequence)
+        return AcceptResult(accepted=report.sequence, stages=self.stages)
 
 
 @dataclass

@@ -25,7 +25,18 @@ from tests.unit.ingest.builders import (
     report,
     value_of,
 )
-from verl_gpumonitor.model.report import MAX_REPORT_BYTES, PodRef, RayNode, decode_answer, encode
+from verl_gpumonitor.model.report import (
+    MAX_REPORT_BYTES,
+    ClusterStages,
+    PodRef,
+    PodStages,
+    RayJobInfo,
+    RayNode,
+    RayStage,
+    decode_answer,
+    encode,
+)
+from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor_operator.controller.ingest import (
     BodyTooLargeError,
     CertificatesGiven,
@@ -172,6 +183,35 @@ async def test_only_a_ray_head_may_name_the_gpus_of_other_nodes() -> None:
     nodes = [RayNode(node_ip="10.0.0.1", gpu_uuids=["GPU-1"])]
     assert (await rig.send(encode(report(POD, ray_nodes=nodes)))).status == 403
     assert (await rig.send(encode(report(HEAD, gpus=0, ray_nodes=nodes)), token=rig.head_token)).status == 200
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param(
+            {"cluster_stages": ClusterStages(source=StageSource.RAY_STATE, known_from=1.0, known_until=2.0)},
+            id="the stages of other nodes",
+        ),
+        pytest.param({"ray_jobs": [RayJobInfo(submission_id="raysubmit_1")]}, id="the jobs of the cluster"),
+    ],
+)
+async def test_only_a_ray_head_may_tell(more: dict[str, object]) -> None:
+    rig = Rig()
+    assert (await rig.send(encode(msgspec.structs.replace(report(POD), **more)))).status == 403
+    assert (await rig.send(encode(msgspec.structs.replace(report(HEAD), **more)), token=rig.head_token)).status == 200
+
+
+async def test_what_the_head_says_of_a_pods_stages_is_in_the_answer() -> None:
+    rig = Rig()
+    stages = PodStages(
+        source=StageSource.RAY_STATE,
+        known_from=1.0,
+        known_until=2.0,
+        intervals=[RayStage(stage="gen", role="rollout", begin=1.5)],
+    )
+    rig.sink.stages = stages
+    reply = await rig.send(encode(report(POD)))
+    assert decode_answer(reply.body).stages == stages
 
 
 @pytest.mark.parametrize(
