@@ -102,7 +102,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """ClusterIP of the controller's Service; None: the sidecar is told of no controller and serves metrics alone."""
     ca_pem: str | None = None
     paused: str | None = None
-    """Why nothing is injected into any pod now: the circuit breaker, or no controller. None: nothing is against it."""
+    """Why nothing is injected into pods of this namespace now: a circuit breaker, or no controller. None: nothing is
+    against it."""
     ray_cluster_has_gpus: bool | None = None
     """For a Ray head without GPUs: whether its cluster has groups with GPUs; None when that could not be read."""
     runtime_class_exists: bool = False

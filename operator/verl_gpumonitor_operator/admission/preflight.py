@@ -56,21 +56,40 @@ class PreflightError(Exception):
     """The facts for this pod could not be read in time; the text says which."""
 
 
-class BreakerState(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the circuit breaker, as the controller writes it into its ConfigMap."""
+class BreakerPause(msgspec.Struct, frozen=True, kw_only=True):
+    """One opening of the circuit breaker of one namespace."""
 
-    open: bool = False
-    image: str = ""
-    """Sidecar image that was failing; another one is not held back by it."""
     reason: str = ""
     until: float | None = None
     """Unix time at which injection is tried again; None: not before the state changes."""
 
-    def pause(self, image: str, now: float) -> str | None:
-        """Return why injection of this image rests at this moment; None if it does not."""
-        if not self.open or (self.image and self.image != image) or (self.until is not None and now >= self.until):
+    def rests(self, now: float) -> bool:
+        """Whether injection rests at `now`."""
+        return self.until is None or now < self.until
+
+
+class BreakerState(BreakerPause, frozen=True, kw_only=True):
+    """State of the circuit breakers, as the controller writes it into its ConfigMap; first the one for all."""
+
+    open: bool = False
+    image: str = ""
+    """Sidecar image that was failing; another one is not held back by it."""
+    namespaces: dict[str, BreakerPause] = {}
+    """Those of single namespaces."""
+
+    def pause(self, image: str, now: float, namespace: str | None = None) -> str | None:
+        """Return why injection of this image rests at this moment; None if it does not.
+
+        `namespace`: where the pod is to be; None asks for what holds in all of them.
+        """
+        if self.image and self.image != image:
             return None
-        return self.reason or "the sidecar's image is failing"
+        if self.open and self.rests(now):
+            return self.reason or "the sidecar's image is failing"
+        own = self.namespaces.get(namespace) if namespace is not None else None
+        if own is None or not own.rests(now):
+            return None
+        return f"in this namespace: {own.reason or 'the sidecar is failing here'}"
 
 
 class _Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,8 +138,13 @@ class Preflight:
 
     @property
     def paused(self) -> str | None:
-        """Why injection rests now; None if it does not. The breaker's reason first: it names a pod that failed."""
-        return self._breaker.pause(self._settings.images.sidecar, self._clock()) or self._absence
+        """Why injection rests in all namespaces now; None if it does not."""
+        return self._paused(None)
+
+    def _paused(self, namespace_name: str | None) -> str | None:
+        """Why it rests in this namespace. The breaker's reason first: it names a pod that failed."""
+        image = self._settings.images.sidecar
+        return self._breaker.pause(image, self._clock(), namespace_name) or self._absence
 
     async def run(self) -> None:
         """Keep the standing facts fresh until cancelled. A read that fails is tried again; the last value stays."""
@@ -165,7 +189,7 @@ class Preflight:
             nodes=nodes,
             controller_address=self._controller_address,
             ca_pem=self._ca_pem,
-            paused=self.paused,
+            paused=self._paused(namespace_name),
             ray_cluster_has_gpus=ray,
             runtime_class_exists=standing.runtime_class_exists,
         )
@@ -284,7 +308,8 @@ class Preflight:
         except (msgspec.DecodeError, RecursionError) as error:
             raise ApiError(f"{path}: the state cannot be read: {error}") from error
         if state != self._breaker:
-            log.info("circuit breaker changed", extra={"open": state.open, "reason": state.reason})
+            keys = {"open": state.open, "reason": state.reason, "namespaces": len(state.namespaces)}
+            log.info("circuit breaker changed", extra=keys)
         self._breaker = state
         return True
 

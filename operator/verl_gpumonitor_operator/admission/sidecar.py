@@ -7,6 +7,7 @@ from typing import Any, Final
 import verl_gpumonitor
 from verl_gpumonitor.model import wiring
 from verl_gpumonitor_operator import settings as operator_settings
+from verl_gpumonitor_operator.command import COMMAND
 
 from . import pods
 from .facts import Cluster, Namespace
@@ -23,15 +24,6 @@ RAY_METRICS_PORT: Final = 8080
 RAY_DASHBOARD_PORT: Final = 8265
 
 VERSION: Final = verl_gpumonitor.__version__
-
-_PROGRAM: Final = wiring.SIDECAR_PROGRAM
-COMMAND: Final = (
-    "/bin/sh",
-    "-c",
-    f"if [ -x {_PROGRAM} ]; then exec {_PROGRAM}; fi; trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done",
-)
-"""Under a foreign image (see rescue) there is no program: it then sleeps until it is told to end. The `&` and `wait`
-let the shell hear the signal while it sleeps."""
 
 Resources = dict[str, dict[str, str]]
 

@@ -1,21 +1,25 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""Circuit breaker: while our own sidecar image fails, no further pod gets it.
+"""Circuit breaker: where our own sidecar image fails, no further pod gets it.
 
 `step` is pure: state and evidence in, state out. `BreakerKeeper` gathers the evidence from the pods and keeps the state
 in one small document, which the webhook reads.
 
-Closed, a failing pod opens it for a cool-down. Until that has passed, evidence counts for nothing. After that
-(half-open) pods are injected again, and what is seen next decides: a pod that fails opens it for twice as long, a
-sidecar that was started meanwhile closes it. It belongs to one image: another one in the settings closes it.
+There is one breaker for each namespace, and one for all. A pod that fails opens its namespace's for a cool-down: what
+is wrong may be that namespace's alone (no pull secret), or its owner's doing. Where several namespaces fail at once and
+the image has started nowhere meanwhile, it is the image, and the one for all opens as well.
+
+While a breaker cools down, evidence counts for nothing. After that (half-open) pods are injected again, and what is
+seen next decides: a failure opens it for twice as long, a sidecar that was started meanwhile closes it. All belong to
+one image: another one in the settings closes them.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -29,13 +33,17 @@ from .rescue import failure_of
 
 log = logging.getLogger(__name__)
 
+SEVERAL_NAMESPACES: Final = 3
+"""So many namespaces that fail at once speak against the image itself; two may well be one tenant's."""
+MAX_NAMESPACES: Final = 256
+"""Namespaces in the document; with more, those that rest longest stay. A ConfigMap holds ten times as much."""
+UNKNOWN_SECONDS: Final = 30.0
+"""So long a pod's failure waits for its workload to be known; after that it was nobody's."""
 
-class BreakerState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """State of the breaker, in the form of its document. Times are Unix seconds."""
 
-    open: bool = False
-    image: str = ""
-    """The image that fails; empty while closed."""
+class Pause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One opening of a breaker. Times are Unix seconds."""
+
     since: Annotated[float, Meta(ge=0)] = 0.0
     """When it opened, the last time."""
     until: Annotated[float, Meta(ge=0)] = 0.0
@@ -50,6 +58,21 @@ class BreakerState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     def stops(self, now: float) -> bool:
         """Whether injection stops at `now`."""
+        return now < self.until
+
+
+class BreakerState(Pause, frozen=True, kw_only=True, omit_defaults=True):
+    """State of all breakers, in the form of their document. What it has of a `Pause` is of the one for all."""
+
+    open: bool = False
+    """Of the one for all namespaces."""
+    image: str = ""
+    """The image that fails; empty while all are closed."""
+    namespaces: Annotated[dict[str, Pause], Meta(max_length=4 * MAX_NAMESPACES)] = {}
+    """Breakers of single namespaces that are open or half-open."""
+
+    def stops(self, now: float) -> bool:
+        """Whether injection stops for all at `now`."""
         return self.open and now < self.until
 
 
@@ -69,68 +92,138 @@ def decode(document: str | None) -> BreakerState:
         state = _decoder.decode(document or "{}")
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return CLOSED
-    return state if state.open else CLOSED
+    return state if state.open or state.namespaces else CLOSED
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What the pods say about the image in the settings."""
 
     image: str
-    failing: str | None = None
-    """A sentence about one pod that this image holds now; None: there is none."""
-    started_at: float | None = None
-    """Latest start of a sidecar with this image that was seen running; None: none was."""
+    failing: Mapping[str, str] = {}
+    """By namespace, a sentence about one pod that this image holds, or held since the last step."""
+    started: Mapping[str, float] = {}
+    """By namespace, the latest start of a sidecar with this image; those without an open breaker may be left out."""
+    latest_start: float | None = None
+    """The same for all namespaces together; None: none was seen."""
 
 
 def step(state: BreakerState, evidence: Evidence, now: float, settings: BreakerSettings) -> BreakerState:
     """Return the next state; the same object when nothing changes. Example: 60, 120, 240 s for failures in a row."""
-    if not state.open or state.image != evidence.image:
-        if evidence.failing is not None:
-            return _opened(evidence, now, settings.cool_down_seconds)
-        return CLOSED if state.open else state
-    if now < state.until:
-        return state
-    if evidence.failing is not None:
-        longer = min(2 * max(state.cool_down_seconds, settings.cool_down_seconds), settings.max_cool_down_seconds)
-        return _opened(evidence, now, longer)
+    before = state if state.image == evidence.image else CLOSED
+    namespaces = _namespaces(before.namespaces, evidence, now, settings)
+    whole = _advanced(
+        before if before.open else None,
+        failing=_common(before, namespaces, evidence, now),
+        started_at=evidence.latest_start,
+        now=now,
+        settings=settings,
+    )
+    after = _joined(whole, namespaces, evidence.image)
+    return state if after == state else after
+
+
+def _namespaces(
+    before: Mapping[str, Pause], evidence: Evidence, now: float, settings: BreakerSettings
+) -> dict[str, Pause]:
+    after: dict[str, Pause] = {}
+    for namespace in sorted({*before, *evidence.failing}):
+        pause = _advanced(
+            before.get(namespace),
+            failing=evidence.failing.get(namespace),
+            started_at=evidence.started.get(namespace),
+            now=now,
+            settings=settings,
+        )
+        if pause is not None:
+            after[namespace] = pause
+    if len(after) <= MAX_NAMESPACES:
+        return after
+    longest = sorted(after, key=lambda namespace: (after[namespace].until, namespace), reverse=True)
+    return {namespace: after[namespace] for namespace in longest[:MAX_NAMESPACES]}
+
+
+def _advanced(
+    pause: Pause | None, *, failing: str | None, started_at: float | None, now: float, settings: BreakerSettings
+) -> Pause | None:
+    """One breaker's next state, None for a closed one."""
+    if pause is None:
+        return _opened(failing, now, settings.cool_down_seconds) if failing is not None else None
+    if now < pause.until:
+        return pause
+    if failing is not None:
+        longer = min(2 * max(pause.cool_down_seconds, settings.cool_down_seconds), settings.max_cool_down_seconds)
+        return _opened(failing, now, longer)
     # A start from before says nothing: it was on a node where the image had been working all along.
-    if evidence.started_at is not None and evidence.started_at >= state.until:
-        return CLOSED
-    return state
+    is_well = started_at is not None and started_at >= pause.until
+    # Nobody has tried for so long that what was wrong says nothing about the next try.
+    is_old = now >= pause.until + settings.max_cool_down_seconds
+    return None if is_well or is_old else pause
 
 
-def _opened(evidence: Evidence, now: float, cool_down_seconds: float) -> BreakerState:
-    reason = (evidence.failing or "")[:512]
-    return BreakerState(open=True, image=evidence.image, since=now, until=now + cool_down_seconds, reason=reason)
+def _common(state: BreakerState, namespaces: Mapping[str, Pause], evidence: Evidence, now: float) -> str | None:
+    """Say that the image fails in several namespaces at once. None: it does not, or it has started since somewhere."""
+    after = max(evidence.latest_start or 0.0, state.until if state.open else 0.0)
+    failing = [pause for pause in namespaces.values() if pause.stops(now) and pause.since >= after]
+    if len(failing) < SEVERAL_NAMESPACES:
+        return None
+    latest = max(failing, key=lambda pause: pause.since)
+    return f"it fails in {len(failing)} namespaces; {latest.reason}"
+
+
+def _opened(failing: str, now: float, cool_down_seconds: float) -> Pause:
+    return Pause(since=now, until=now + cool_down_seconds, reason=failing[:512])
+
+
+def _joined(whole: Pause | None, namespaces: dict[str, Pause], image: str) -> BreakerState:
+    if whole is None:
+        return BreakerState(image=image, namespaces=namespaces) if namespaces else CLOSED
+    return BreakerState(
+        open=True, image=image, since=whole.since, until=whole.until, reason=whole.reason, namespaces=namespaces
+    )
 
 
 class BreakerMetrics:
-    """Whether injection stops, and how often it did."""
+    """Whether injection stops, where, and how often it did."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._open = Gauge(
-            "gpumonitor_breaker_open", "1 while injection is stopped because our image fails.", registry=registry
+            "gpumonitor_breaker_open",
+            "1 while injection is stopped for all because our image fails.",
+            registry=registry,
+        )
+        self._namespaces = Gauge(
+            "gpumonitor_breaker_open_namespaces",
+            "Namespaces in which injection is stopped because our image fails there.",
+            registry=registry,
         )
         self._openings = Counter(
             "gpumonitor_breaker_openings",
-            "Times that injection was stopped because our image failed.",
+            "Times that injection was stopped because our image failed, for all or in one namespace.",
             registry=registry,
         )
         self._failures = Counter(
             "gpumonitor_breaker_write_failures", "Failed attempts to keep the breaker's state.", registry=registry
         )
 
-    def show(self, *, stops: bool) -> None:
-        """Show whether injection is stopped."""
-        self._open.set(1.0 if stops else 0.0)
+    def show(self, state: BreakerState, now: float) -> None:
+        """Show where injection is stopped."""
+        self._open.set(1.0 if state.stops(now) else 0.0)
+        self._namespaces.set(sum(pause.stops(now) for pause in state.namespaces.values()))
 
-    def opened(self) -> None:
-        """Count an opening."""
-        self._openings.inc()
+    def opened(self, times: int) -> None:
+        """Count openings."""
+        self._openings.inc(times)
 
     def failed(self) -> None:
         """Count a read or write of the document that failed."""
         self._failures.inc()
+
+
+class _News(NamedTuple):
+    """A pod that failed or started, and when that was seen (Unix seconds)."""
+
+    at: float
+    pod: PodRecord
 
 
 class BreakerKeeper:
@@ -146,22 +239,28 @@ class BreakerKeeper:
         settings: BreakerSettings,
         store: StateStore,
         metrics: BreakerMetrics,
+        belongs: Callable[[PodRecord], bool],
         clock: Callable[[], float] = time.time,
         interval_seconds: float = 1.0,
         retry_seconds: float = 5.0,
     ) -> None:
+        """`belongs` says whether a pod is of a workload that is known; others are no evidence."""
         self._image = image
         self._settings = settings
         self._store = store
         self._metrics = metrics
+        self._belongs = belongs
         self._clock = clock
         self._interval_seconds = interval_seconds
         self._retry_seconds = retry_seconds
-        self._failing: dict[str, str] = {}
-        # A pod may be freed, and have another image, before the next step looks: its failure counts all the same.
-        self._failed_meanwhile: str | None = None
+        self._held: dict[str, PodRecord] = {}
+        # A pod may be freed, and have another image, before the next step looks: its failure counts all the same. And
+        # its job may be told of after the pod.
+        self._failed: dict[str, _News] = {}
+        self._began: dict[str, _News] = {}
+        self._started: dict[str, float] = {}
+        self._latest_start: float | None = None
         self._look = asyncio.Event()
-        self._started_at: float | None = None
         self._state: BreakerState | None = None
         self._written: BreakerState | None = None
 
@@ -171,21 +270,20 @@ class BreakerKeeper:
         return self._state or CLOSED
 
     def pod_seen(self, pod: PodRecord) -> None:
-        """Take a pod as evidence, if it has the image in the settings."""
-        self._failing.pop(pod.uid, None)
-        if pod.sidecar_image != self._image or pod.sidecar is None:
+        """Take a pod as evidence, if it has the image in the settings, and the command that we give."""
+        self._held.pop(pod.uid, None)
+        if pod.sidecar_image != self._image or pod.sidecar is None or not pod.own_command:
             return
         if failure_of(pod) is not None:
-            node = f" on node {pod.node_name}" if pod.node_name else ""
-            sentence = f"pod {pod.namespace}/{pod.name}{node}: {pod.sidecar.reason}"
-            self._failing[pod.uid] = self._failed_meanwhile = sentence
+            self._held[pod.uid] = pod
+            self._failed[pod.uid] = _News(self._clock(), pod)
             self._look.set()
         elif pod.sidecar.phase is ContainerPhase.RUNNING and pod.sidecar.started_at is not None:
-            self._started_at = max(self._started_at or 0.0, pod.sidecar.started_at)
+            self._began[pod.uid] = _News(self._clock(), pod)
 
     def pod_gone(self, pod: PodRecord) -> None:
         """Forget a pod."""
-        self._failing.pop(pod.uid, None)
+        self._held.pop(pod.uid, None)
 
     async def run(self) -> None:
         """Keep the state until cancelled."""
@@ -216,16 +314,48 @@ class BreakerKeeper:
 
     def _advance(self, before: BreakerState) -> None:
         now = self._clock()
-        failing = next(iter(self._failing.values()), self._failed_meanwhile)
-        self._failed_meanwhile = None
-        evidence = Evidence(image=self._image, failing=failing, started_at=self._started_at)
-        self._state = after = step(before, evidence, now, self._settings)
-        self._metrics.show(stops=after.stops(now))
-        if after is before:
-            return
-        if after.open:
-            self._metrics.opened()
-            seconds = after.cool_down_seconds
-            log.error("injection stops", extra={"image": after.image, "reason": after.reason, "seconds": seconds})
-        else:
-            log.warning("injection goes on", extra={"image": before.image})
+        self._state = after = step(before, self._evidence(now), now, self._settings)
+        self._started = {name: at for name, at in self._started.items() if name in after.namespaces}
+        self._metrics.show(after, now)
+        if after is not before:
+            self._tell(before, after)
+
+    def _evidence(self, now: float) -> Evidence:
+        for pod in self._known(self._began, now):
+            started_at = (pod.sidecar.started_at if pod.sidecar is not None else None) or 0.0
+            self._started[pod.namespace] = max(self._started.get(pod.namespace, 0.0), started_at)
+            self._latest_start = max(self._latest_start or 0.0, started_at)
+        held = filter(self._belongs, list(self._held.values()))
+        failing = {pod.namespace: _sentence(pod) for pod in [*self._known(self._failed, now), *held]}
+        return Evidence(image=self._image, failing=failing, started=self._started, latest_start=self._latest_start)
+
+    def _known(self, news: dict[str, _News], now: float) -> Iterable[PodRecord]:
+        """Take out the pods whose workload is known; those that stay unknown for long are dropped."""
+        for uid, (at, pod) in list(news.items()):
+            if self._belongs(pod):
+                del news[uid]
+                yield pod
+            elif now - at > UNKNOWN_SECONDS:
+                del news[uid]
+
+    def _tell(self, before: BreakerState, after: BreakerState) -> None:
+        """Log and count what opened and what closed."""
+        was, now = _breakers(before), _breakers(after)
+        opened = {whose: pause for whose, pause in now.items() if pause != was.get(whose)}
+        self._metrics.opened(len(opened))
+        for whose, pause in opened.items():
+            keys = {"image": after.image, "reason": pause.reason, "seconds": pause.cool_down_seconds}
+            log.error("injection stops", extra=keys | ({"namespace": whose} if whose else {}))
+        for whose in was.keys() - now.keys():
+            log.warning("injection goes on", extra={"image": before.image} | ({"namespace": whose} if whose else {}))
+
+
+def _breakers(state: BreakerState) -> dict[str, Pause]:
+    """All open breakers by namespace; the one for all has an empty name."""
+    whole = {"": Pause(since=state.since, until=state.until, reason=state.reason)} if state.open else {}
+    return {**state.namespaces, **whole}
+
+
+def _sentence(pod: PodRecord) -> str:
+    node = f" on node {pod.node_name}" if pod.node_name else ""
+    return f"pod {pod.namespace}/{pod.name}{node}: {pod.sidecar.reason if pod.sidecar is not None else 'unknown'}"

@@ -190,6 +190,7 @@ class Controller:
                 self._client, owner, namespace=settings.namespace, name=settings.breaker_config_map
             ),
             metrics=BreakerMetrics(self.registry),
+            belongs=lambda pod: self.workloads.workload_of_pod(pod) is not None,
         )
 
     def _build_metrics(self) -> None:

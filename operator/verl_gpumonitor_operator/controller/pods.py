@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from verl_gpumonitor.model import wiring
+from verl_gpumonitor_operator.command import COMMAND
 from verl_gpumonitor_operator.kube.client import KubeClient
 from verl_gpumonitor_operator.kube.reflector import Decoded, Reflector
 
@@ -65,6 +66,7 @@ class _Resources(msgspec.Struct, frozen=True):
 class _Container(msgspec.Struct, frozen=True):
     name: str
     image: str = ""
+    command: list[str] | None = None
     resources: _Resources | None = None
 
 
@@ -149,6 +151,7 @@ def _record(pod: _Pod, gpus: GpuResources) -> PodRecord:
         skip_reason=annotations.get(wiring.ANNOTATION_SKIP_REASON),
         images=tuple(sys.intern(container.image) for container in spec.containers),
         sidecar_image=sys.intern(sidecar.image) if sidecar else None,
+        own_command=sidecar is not None and tuple(sidecar.command or ()) == COMMAND,
         sidecar=_state(status.init_container_statuses, wiring.CONTAINER_NAME) if sidecar else None,
         main=_state(status.container_statuses, first),
     )

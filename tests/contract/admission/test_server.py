@@ -212,6 +212,22 @@ async def test_the_breaker_holds_injection_back_and_lets_it_go(monkeypatch: pyte
         assert is_injected(await client.post(review(WORKER)))
 
 
+async def test_the_breaker_of_one_namespace_holds_injection_back_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "GUARD_SECONDS", 0.05)
+    async with fake_api.running() as fake, serving(fake) as server, Client(server, bundle_of(fake)) as client:
+        pauses = {"team-a": {"reason": "cannot be pulled"}, "other": {"reason": "neither"}}
+        state = {"open": False, "image": samples.SETTINGS.images.sidecar, "namespaces": pauses}
+        fake.objects[fake.breaker_path] = {"data": {"state": json.dumps(state)}}
+        await asyncio.sleep(0.4)
+        answer = await client.post(review(WORKER))
+        assert annotation(answer) == "InjectionPaused: in this namespace: cannot be pulled"
+        assert "gpumonitor_admission_injection_paused 0.0" in (await plain(server, "/metrics"))[1]
+        del pauses["team-a"]
+        fake.objects[fake.breaker_path] = {"data": {"state": json.dumps(state)}}
+        await asyncio.sleep(0.4)
+        assert is_injected(await client.post(review(WORKER)))
+
+
 async def test_a_controller_that_is_away_holds_injection_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "GUARD_SECONDS", 0.05)
     monkeypatch.setattr(attendance, "GRACE_SECONDS", 1.0)
