@@ -12,6 +12,7 @@ from verl_gpumonitor import __version__
 COMMANDS: Final = {
     "list": "listing",
     "log": "log",
+    "top": "top",
 }
 """Name of a subcommand -> module of this package that holds it as `command`."""
 
