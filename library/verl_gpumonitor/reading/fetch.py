@@ -19,6 +19,15 @@ class FetchError(Exception):
     """Nothing, or nothing whole, was read; the text says why."""
 
 
+class FetchStatusError(FetchError):
+    """The server answered, and refused."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        """As HTTP has it, such as 401."""
+
+
 def fetch(
     url: str,
     sink: Callable[[bytes], object],
@@ -29,6 +38,8 @@ def fetch(
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Read `http://host:port/path` into `sink`. Raises FetchError, also after some of it was handed on.
+
+    FetchStatusError where the status is not 200; the cause is the OSError where nobody was reached.
 
     `limit_seconds` holds for the whole; `token`, if there is one, goes along as bearer.
     """
@@ -85,8 +96,10 @@ def _read(
 def _check_head(head: bytes) -> int | None:
     """Return the length that is announced, if one is. Raises FetchError unless the status is 200."""
     status, *fields = head.decode("latin-1").split("\r\n")
-    if status.split(" ")[1:2] != ["200"]:
-        raise FetchError(f"the answer is {status[:80]!r}")
+    code = "".join(status.split(" ")[1:2])
+    if code != "200":
+        text = f"the answer is {status[:80]!r}"
+        raise FetchStatusError(int(code), text) if code.isdecimal() and len(code) == 3 else FetchError(text)
     headers = {name.strip().lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
     if "chunked" in headers.get("transfer-encoding", ""):
         raise FetchError("the answer comes in chunks, in spite of HTTP/1.0")
