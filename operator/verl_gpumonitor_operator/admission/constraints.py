@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from . import pods
-from .facts import LimitRangeItem, Node, Quota, Scope
+from .facts import LimitRangeItem, Node, Quota, RuntimeClass, Scope
 from .pods import Json, QosClass
 from .quantities import UNIT, Amounts, plus, shown
 
@@ -153,6 +153,29 @@ def _has_priority(name: str, scope: Scope) -> bool:
         "DoesNotExist": not name,
     }
     return answers.get(scope.operator, True)
+
+
+def runtime_class_refusal(pod: Json, runtime_class: RuntimeClass) -> str | None:
+    """Refuse a RuntimeClass that would send the pod elsewhere, or count it for more.
+
+    The API server asks us after its RuntimeClass plugin, and then runs that one again: it merges the class's node
+    selector and tolerations into the pod, sets its overhead, and refuses a pod that contradicts them.
+    """
+    selected = pods.mapping(pods.spec(pod).get("nodeSelector"))
+    other = next((key for key, value in runtime_class.node_selector.items() if selected.get(key) != value), None)
+    if other is not None:
+        return f"it selects nodes by {other}, and the pod does not"
+    tolerated = [_toleration(one) for one in pods.listing(pods.spec(pod).get("tolerations"))]
+    if any(_toleration(one) not in tolerated for one in runtime_class.tolerations):
+        return "it adds a toleration to the pod"
+    if runtime_class.overhead:
+        return "it adds an overhead to the pod"
+    return None
+
+
+def _toleration(value: object) -> dict[str, Any]:
+    held = {name: part for name, part in pods.mapping(value).items() if part not in (None, "")}
+    return {"operator": "Equal", **held}
 
 
 def fit_refusal(before: Amounts, after: Amounts, nodes: Sequence[Node]) -> str | None:

@@ -4,7 +4,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -88,6 +88,17 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """Allocatable, less what all its pods ask for at this moment; None where that was not read."""
 
 
+class RuntimeClass(msgspec.Struct, frozen=True, kw_only=True):
+    """What a RuntimeClass does to the pods that name it, beside the choice of the runtime."""
+
+    node_selector: Mapping[str, str] = {}
+    """Merged into the pod's; a contradiction refuses the pod."""
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    """Added to the pod's."""
+    overhead: Amounts = {}
+    """Requested for the pod on top of its containers; a pod that says otherwise is refused."""
+
+
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster as one request sees it."""
 
@@ -106,5 +117,5 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     against it."""
     ray_cluster_has_gpus: bool | None = None
     """For a Ray head without GPUs: whether its cluster has groups with GPUs; None when that could not be read."""
-    runtime_class_exists: bool = False
-    """Whether the RuntimeClass of the settings is there."""
+    runtime_class: RuntimeClass | None = None
+    """The RuntimeClass of the settings; None where it is not there, or is not to be set on this pod."""

@@ -48,6 +48,7 @@ class SkipReason(StrEnum):
     LIMIT_RANGE = "LimitRange"
     RESOURCE_QUOTA = "ResourceQuota"
     WOULD_NOT_FIT = "WouldNotFit"
+    RUNTIME_CLASS = "RuntimeClass"
     QOS_CHANGE = "QosChange"
     POD_TOO_LARGE = "PodTooLarge"
 
@@ -175,7 +176,7 @@ def _not_possible(pod: Json, policy: operator_settings.Settings, cluster: Cluste
         return Skip(reason=SkipReason.NO_GPUS)
     if cluster.paused is not None:
         return Skip(reason=SkipReason.INJECTION_PAUSED, message=cluster.paused)
-    return _too_old(cluster) or _name_taken(pod)
+    return _too_old(cluster) or _name_taken(pod) or _of_other_nodes(pod, policy, cluster)
 
 
 def _too_old(cluster: Cluster) -> Skip | None:
@@ -190,6 +191,22 @@ def _too_old(cluster: Cluster) -> Skip | None:
     else:
         return None
     return Skip(reason=SkipReason.KUBERNETES_TOO_OLD, message=message)
+
+
+def takes_runtime_class(pod: Json, policy: operator_settings.Settings) -> bool:
+    """Whether the pod is to get the RuntimeClass of the settings: it names none itself."""
+    by_class = policy.injection.visibility is operator_settings.Visibility.RUNTIME_CLASS
+    return by_class and not pods.spec(pod).get("runtimeClassName")
+
+
+def _of_other_nodes(pod: Json, policy: operator_settings.Settings, cluster: Cluster) -> Skip | None:
+    if cluster.runtime_class is None or not takes_runtime_class(pod, policy):
+        return None
+    conflict = constraints.runtime_class_refusal(pod, cluster.runtime_class)
+    if conflict is None:
+        return None
+    message = f"the pod would get RuntimeClass {policy.injection.runtime_class_name}, but {conflict}"
+    return Skip(reason=SkipReason.RUNTIME_CLASS, message=message)
 
 
 def _name_taken(pod: Json) -> Skip | None:
@@ -256,8 +273,7 @@ def _operations(
         yield Operation(op="remove", path=pointer("metadata", "annotations", wiring.ANNOTATION_SKIP_REASON))
     if sidecar.will_share_processes(pod, policy.injection):
         yield Operation(op="add", path=pointer("spec", "shareProcessNamespace"), value=True)
-    by_class = policy.injection.visibility is operator_settings.Visibility.RUNTIME_CLASS
-    if by_class and cluster.runtime_class_exists and not spec.get("runtimeClassName"):
+    if cluster.runtime_class is not None and takes_runtime_class(pod, policy):
         value = policy.injection.runtime_class_name
         yield Operation(op="add", path=pointer("spec", "runtimeClassName"), value=value)
 

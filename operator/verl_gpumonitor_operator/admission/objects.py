@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from . import pods, quantities
-from .facts import LimitRangeItem, Namespace, Quota, Scope
+from .facts import LimitRangeItem, Namespace, Quota, RuntimeClass, Scope
 from .pods import Json
 from .quantities import Amounts
 
@@ -216,6 +216,35 @@ class LeaseObject(_Object, frozen=True):
     """coordination.k8s.io/v1 Lease."""
 
     spec: LeaseSpec = LeaseSpec()
+
+
+class Scheduling(_Object, frozen=True):
+    """`scheduling` of a RuntimeClass."""
+
+    node_selector: dict[str, str] | None = None
+    tolerations: list[dict[str, Any]] | None = None
+
+
+class Overhead(_Object, frozen=True):
+    """`overhead` of a RuntimeClass."""
+
+    pod_fixed: dict[str, Any] | None = None
+
+
+class RuntimeClassObject(_Object, frozen=True):
+    """node.k8s.io/v1 RuntimeClass."""
+
+    scheduling: Scheduling | None = None
+    overhead: Overhead | None = None
+
+    def facts(self) -> RuntimeClass:
+        """Return what it does to a pod."""
+        scheduling = self.scheduling or Scheduling()
+        return RuntimeClass(
+            node_selector=scheduling.node_selector or {},
+            tolerations=tuple(scheduling.tolerations or ()),
+            overhead=quantities.parse_all(self.overhead.pod_fixed if self.overhead is not None else None),
+        )
 
 
 class VersionObject(_Object, frozen=True):

@@ -17,11 +17,11 @@ from urllib.parse import quote
 import msgspec
 
 from verl_gpumonitor_operator.certificates import CA_BUNDLE
-from verl_gpumonitor_operator.settings import Settings, Visibility
+from verl_gpumonitor_operator.settings import Settings
 
 from . import attendance, facts, mutation, objects, pods, presence, quantities
 from .attendance import Attendance
-from .facts import Cluster, Namespace, Node, Version
+from .facts import Cluster, Namespace, Node, RuntimeClass, Version
 from .kubeapi import ApiError, KubeApi
 from .pods import Json, QosClass
 from .quantities import UNIT, Amounts
@@ -99,7 +99,6 @@ class _Standing(msgspec.Struct, frozen=True, kw_only=True):
     oldest_kubelet: Version | None
     oldest_node: str
     nodes: tuple[Node, ...]
-    runtime_class_exists: bool
 
 
 class Preflight:
@@ -173,15 +172,16 @@ class Preflight:
             raise PreflightError("the cluster's nodes and version are not known yet")
         try:
             async with asyncio.timeout(LIVE_SECONDS):
-                namespace, ray, nodes = await asyncio.gather(
+                namespace, ray, nodes, runtime_class = await asyncio.gather(
                     self._read_namespace(namespace_name),
                     self._ray_cluster_has_gpus(pod, namespace_name),
                     self._with_free_room(pod, standing.nodes),
+                    self._runtime_class(pod),
                 )
         except TimeoutError as error:
             raise PreflightError(f"the API server did not answer within {LIVE_SECONDS:g} s") from error
         except ApiError as error:
-            raise PreflightError(f"the namespace's limits could not be read ({error})") from error
+            raise PreflightError(f"the facts for this pod could not be read ({error})") from error
         return namespace, Cluster(
             api_version=standing.api_version,
             oldest_kubelet=standing.oldest_kubelet,
@@ -191,7 +191,7 @@ class Preflight:
             ca_pem=self._ca_pem,
             paused=self._paused(namespace_name),
             ray_cluster_has_gpus=ray,
-            runtime_class_exists=standing.runtime_class_exists,
+            runtime_class=runtime_class,
         )
 
     async def _read_namespace(self, name: str) -> Namespace:
@@ -222,6 +222,15 @@ class Preflight:
         has_gpus = cluster.has_gpus(self._settings.injection.gpu_resources)
         self._ray_clusters[namespace, name] = (self._clock(), has_gpus)
         return has_gpus
+
+    async def _runtime_class(self, pod: Json) -> RuntimeClass | None:
+        """Read the class that this pod is to get, live: one that is gone by now would refuse the pod."""
+        if not mutation.takes_runtime_class(pod, self._settings):
+            return None
+        name = quote(self._settings.injection.runtime_class_name, safe="")
+        path = f"/apis/node.k8s.io/v1/runtimeclasses/{name}"
+        found = await self._api.get_or_none(path, objects.RuntimeClassObject)
+        return found.facts() if found is not None else None
 
     async def _with_free_room(self, pod: Json, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Add what is free right now, where nodes are few and the pod's class gives the sidecar requests."""
@@ -272,7 +281,6 @@ class Preflight:
             oldest_kubelet=oldest,
             oldest_node=name,
             nodes=tuple(exact) if len(exact) <= FEW_NODES else tuple(nodes.values()),
-            runtime_class_exists=await self._has_runtime_class(),
         )
         return True
 
@@ -284,13 +292,6 @@ class Preflight:
                 "DaemonSets cannot be read; what they take of the nodes is not known", extra={"error": str(error)}
             )
             return []
-
-    async def _has_runtime_class(self) -> bool:
-        injection = self._settings.injection
-        if injection.visibility is not Visibility.RUNTIME_CLASS:
-            return False
-        path = f"/apis/node.k8s.io/v1/runtimeclasses/{quote(injection.runtime_class_name, safe='')}"
-        return await self._api.get_or_none(path, objects.NamespaceObject) is not None
 
     async def _read_controller(self) -> bool:
         path = f"/api/v1/namespaces/{self._settings.namespace}/services/{self._settings.controller_name}"

@@ -15,7 +15,7 @@ import pytest
 
 from tests.unit.admission import samples
 from verl_gpumonitor_operator.admission import kubeapi, preflight
-from verl_gpumonitor_operator.admission.facts import Cluster, Namespace, Version
+from verl_gpumonitor_operator.admission.facts import Cluster, Namespace, RuntimeClass, Version
 from verl_gpumonitor_operator.admission.kubeapi import Address, ApiError, KubeApi
 from verl_gpumonitor_operator.admission.objects import NodeObject
 from verl_gpumonitor_operator.admission.preflight import Preflight, PreflightError
@@ -155,7 +155,31 @@ async def test_the_runtime_class_is_looked_up_when_it_matters(exists: bool) -> N
         if exists:
             fake.objects["/apis/node.k8s.io/v1/runtimeclasses/nvidia"] = {"metadata": {"name": "nvidia"}}
         _, cluster = await gathered(fake, WORKER, settings)
-        assert cluster.runtime_class_exists is exists
+        assert (cluster.runtime_class is not None) is exists
+
+
+async def test_what_a_runtime_class_does_to_a_pod_is_read_with_each_pod() -> None:
+    settings = samples.injection(visibility=Visibility.RUNTIME_CLASS)
+    path = "/apis/node.k8s.io/v1/runtimeclasses/nvidia"
+    toleration = {"key": "nvidia.com/gpu", "operator": "Exists"}
+    async with fake_api.running() as fake, facts_of(fake, settings) as known:
+        fake.objects[path] = {"scheduling": {"nodeSelector": {"gpu": "yes"}, "tolerations": [toleration]}}
+        _, cluster = await known.gather(WORKER, "team-a")
+        assert cluster.runtime_class == RuntimeClass(node_selector={"gpu": "yes"}, tolerations=(toleration,))
+        fake.objects[path] = {"scheduling": None, "overhead": {"podFixed": {"cpu": "250m"}}}
+        _, cluster = await known.gather(WORKER, "team-a")
+        assert cluster.runtime_class == RuntimeClass(overhead=samples.amounts(cpu="250m"))
+        del fake.objects[path]
+        _, cluster = await known.gather(WORKER, "team-a")
+        assert cluster.runtime_class is None
+
+
+async def test_a_runtime_class_that_cannot_be_read_is_not_set() -> None:
+    settings = samples.injection(visibility=Visibility.RUNTIME_CLASS)
+    async with fake_api.running() as fake, facts_of(fake, settings) as known:
+        fake.refused["/apis/node.k8s.io/v1/runtimeclasses/nvidia"] = 500
+        with pytest.raises(PreflightError, match="runtimeclasses/nvidia: 500"):
+            await known.gather(WORKER, "team-a")
 
 
 async def test_limits_of_the_namespace_are_read() -> None:

@@ -15,7 +15,16 @@ import msgspec
 import pytest
 
 from verl_gpumonitor_operator.admission import sidecar
-from verl_gpumonitor_operator.admission.facts import Cluster, LimitRangeItem, Namespace, Node, Quota, Scope, Version
+from verl_gpumonitor_operator.admission.facts import (
+    Cluster,
+    LimitRangeItem,
+    Namespace,
+    Node,
+    Quota,
+    RuntimeClass,
+    Scope,
+    Version,
+)
 from verl_gpumonitor_operator.admission.mutation import Outcome, Patch, mutate
 from verl_gpumonitor_operator.settings import InjectionMode, Settings, Visibility
 
@@ -48,6 +57,8 @@ GCSFUSE: samples.Pod = {
     "resources": samples.resources(cpu="250m", memory="256Mi"),
     "volumeMounts": [{"name": "gke-gcsfuse-tmp", "mountPath": "/gcsfuse-tmp"}],
 }
+TOLERATION: samples.Pod = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+BY_CLASS = samples.injection(visibility=Visibility.RUNTIME_CLASS)
 DEFAULTS = LimitRangeItem(
     type="Container",
     default=amounts(cpu="500m", memory="512Mi"),
@@ -174,13 +185,18 @@ INJECTED = {
     ),
     "runtime class set": Case(
         WORKER,
-        cluster=samples.cluster(runtime_class_exists=True),
+        cluster=samples.cluster(runtime_class=RuntimeClass()),
         settings=samples.injection(visibility=Visibility.RUNTIME_CLASS),
     ),
     "runtime class of the pod is kept": Case(
         samples.with_spec(WORKER, runtimeClassName="kata"),
-        cluster=samples.cluster(runtime_class_exists=True),
+        cluster=samples.cluster(runtime_class=RuntimeClass()),
         settings=samples.injection(visibility=Visibility.RUNTIME_CLASS),
+    ),
+    "runtime class that asks for what the pod has": Case(
+        samples.with_spec(WORKER, nodeSelector={"gpu": "yes"}, tolerations=[TOLERATION]),
+        cluster=samples.cluster(runtime_class=RuntimeClass(node_selector={"gpu": "yes"}, tolerations=(TOLERATION,))),
+        settings=BY_CLASS,
     ),
     "runtime class does not exist": Case(WORKER, settings=samples.injection(visibility=Visibility.RUNTIME_CLASS)),
     "no controller known": Case(WORKER, cluster=samples.cluster(controller_address=None)),
@@ -300,6 +316,17 @@ SKIPPED = {
         BURSTABLE,
         namespace=limited(min=amounts(cpu="50m")),
         cluster=nodes(amounts(cpu="1", memory="1000Gi", gpu="8")),
+    ),
+    "runtime class selects other nodes": Case(
+        samples.with_spec(WORKER, nodeSelector={"gpu": "no"}),
+        cluster=samples.cluster(runtime_class=RuntimeClass(node_selector={"gpu": "yes"})),
+        settings=BY_CLASS,
+    ),
+    "runtime class adds a toleration": Case(
+        WORKER, cluster=samples.cluster(runtime_class=RuntimeClass(tolerations=(TOLERATION,))), settings=BY_CLASS
+    ),
+    "runtime class adds an overhead": Case(
+        WORKER, cluster=samples.cluster(runtime_class=RuntimeClass(overhead=amounts(cpu="250m"))), settings=BY_CLASS
     ),
     "pod too large": Case(samples.with_spec(WORKER, hostname="x" * 1_000_000)),
     "annotations too large": Case(samples.with_annotations(WORKER, {"a/b": "x" * (256 * 1024 - 3)})),

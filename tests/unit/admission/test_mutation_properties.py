@@ -198,6 +198,7 @@ def test_the_public_reasons() -> None:
         "LimitRange",
         "ResourceQuota",
         "WouldNotFit",
+        "RuntimeClass",
         "QosChange",
         "PodTooLarge",
     ]
