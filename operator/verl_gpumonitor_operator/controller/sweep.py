@@ -3,11 +3,14 @@
 """Lists everything that is watched, now and then, and corrects what a watch missed.
 
 A deletion that happens while a watch is away is never told; and a list is also the one moment in which it is known that
-what is not there does not exist. A kind whose CRD is absent has no objects; one that may not be listed is not judged.
+what is not there does not exist. A kind that may not be listed is not judged. Nor is one whose list answers 404, at
+first: an API server that has just started, or lags behind another one, does so for CRDs that are there. Only where
+discovery does not know the kind either, for long and each time it was asked, it has no objects.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -16,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from verl_gpumonitor_operator.kube.client import KubeClient, object_path
-from verl_gpumonitor_operator.kube.errors import ForbiddenError, KubeError, NotFoundError
+from verl_gpumonitor_operator.kube.errors import ForbiddenError, KubeError, NotFoundError, UnreachableError
 from verl_gpumonitor_operator.kube.reflector import list_all
 
 from . import monitors
@@ -28,10 +31,40 @@ logger = logging.getLogger(__name__)
 SWEEP_SECONDS: Final = 120.0
 RETRY_SECONDS: Final = 5.0
 """After a sweep that failed; doubled with each further one, up to `SWEEP_SECONDS`."""
+ABSENT_SECONDS: Final = 300.0
+ABSENT_ANSWERS: Final = 3
+"""A kind is gone when discovery did not know it at so many sweeps in a row, the first and last so far apart."""
 SETTLE_SWEEPS: Final = 6
 """After so many first sweeps, about 30 s, a kind that still cannot be listed is no longer waited for."""
 
 _decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+class _Served(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Discovery(msgspec.Struct, frozen=True):
+    """APIResourceList: what the API server serves of one group and version."""
+
+    resources: list[_Served] | None = None
+
+
+_discovery_decoder = msgspec.json.Decoder(_Discovery)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Absence:
+    """How long a kind has not been served."""
+
+    since: float
+    answers: int = 1
+
+    def again(self) -> "_Absence":
+        return _Absence(since=self.since, answers=self.answers + 1)
+
+    def is_lasting(self, now: float) -> bool:
+        return self.answers >= ABSENT_ANSWERS and now - self.since >= ABSENT_SECONDS
 
 
 @dataclass(kw_only=True, slots=True)
@@ -43,7 +76,7 @@ class SweepState:
     corrected: int = 0
     """Deletions that no watch had told."""
     absent: set[str] = field(default_factory=set)
-    """Kinds whose CRD is not there."""
+    """Kinds that the API server does not serve; whether for good is another question."""
     refused: set[str] = field(default_factory=set)
     """Kinds that may not be listed."""
     failing: set[str] = field(default_factory=set)
@@ -53,9 +86,13 @@ class SweepState:
 class Sweeper:
     """Compares what is believed with lists."""
 
-    def __init__(self, client: KubeClient, reconciler: Reconciler) -> None:
+    def __init__(
+        self, client: KubeClient, reconciler: Reconciler, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._client = client
         self._reconciler = reconciler
+        self._clock = clock
+        self._absences: dict[str, _Absence] = {}
         self._due = asyncio.Event()
         self.state = SweepState()
 
@@ -152,7 +189,7 @@ class Sweeper:
             self._reconciler.monitor_gone(namespace, name, uid)
 
     async def _each(self, kind: str, path: str, take: Callable[[Mapping[str, Any]], None]) -> bool:
-        """Give each listed object to `take`. False if the kind may not be listed. Raises KubeError."""
+        """Give each listed object to `take`. False if the kind is not to be judged by it. Raises KubeError."""
         try:
             async with aclosing(list_all(self._client, path)) as chunks:
                 async for items, _ in chunks:
@@ -160,15 +197,38 @@ class Sweeper:
                         take(_decoder.decode(raw))
                         if number % 50 == 49:
                             await asyncio.sleep(0)
-        except NotFoundError:
+        except NotFoundError as error:
+            if await self._is_served(path):
+                # Its own word against its own: the next sweep knows better.
+                self._absences.pop(kind, None)
+                raise UnreachableError(f"{error}, although it is served", status=error.status) from error
             self._said(self.state.absent, kind, "kind is not served, its CRD may come later")
-            return True
+            return self._is_gone(kind)
         except ForbiddenError as error:
             self._said(self.state.refused, kind, "kind may not be listed", error=str(error))
             return False
+        except KubeError:
+            self._absences.pop(kind, None)
+            raise
+        self._absences.pop(kind, None)
         self.state.absent.discard(kind)
         self.state.refused.discard(kind)
         return True
+
+    async def _is_served(self, path: str) -> bool:
+        """Ask discovery for the kind of this list. Raises KubeError."""
+        group_version, _, plural = path.rpartition("/")
+        try:
+            found = _discovery_decoder.decode(await self._client.get(group_version))
+        except NotFoundError:
+            return False
+        return any(resource.name == plural for resource in found.resources or ())
+
+    def _is_gone(self, kind: str) -> bool:
+        """Count one more answer that there is no such kind; True once that is lasting."""
+        before, now = self._absences.get(kind), self._clock()
+        absence = self._absences[kind] = before.again() if before is not None else _Absence(since=now)
+        return absence.is_lasting(now)
 
     def _said(self, kinds: set[str], kind: str, message: str, **keys: str) -> None:
         if kind not in kinds:

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.controller.builders import metadata
 from verl_gpumonitor_operator.controller.jobs import KINDS, JobKind
 from verl_gpumonitor_operator.controller.reconciler import Reconciler
-from verl_gpumonitor_operator.controller.sweep import RETRY_SECONDS, SETTLE_SWEEPS, Sweeper
+from verl_gpumonitor_operator.controller.sweep import ABSENT_SECONDS, RETRY_SECONDS, SETTLE_SWEEPS, Sweeper
 from verl_gpumonitor_operator.kube.client import KubeClient
 from verl_gpumonitor_operator.kube.errors import (
     ForbiddenError,
@@ -31,12 +31,34 @@ class Lists:
     def __init__(self) -> None:
         self.held: dict[str, list[dict[str, Any]] | KubeError] = {info.path: [] for info in KINDS.values()}
         self.held[MONITORS] = []
+        self.served: dict[str, list[str] | KubeError] = {}
+        """What discovery says of a group and version: all that is held and not a 404, unless told otherwise."""
 
-    async def get(self, path: str, _query: Mapping[str, Any]) -> bytes:
+    async def get(self, path: str, query: Mapping[str, Any] | None = None) -> bytes:
+        if query is None:
+            return self.discovery(path)
         found = self.held[path]
         if isinstance(found, KubeError):
             raise found
         return msgspec.json.encode({"metadata": {"resourceVersion": "1"}, "items": found})
+
+    def discovery(self, path: str) -> bytes:
+        held = [name for name, found in self.held.items() if not isinstance(found, NotFoundError)]
+        default = [name.removeprefix(f"{path}/") for name in held if name.startswith(f"{path}/")]
+        served = self.served.get(path, default or NotFoundError("no such group", status=404))
+        if isinstance(served, KubeError):
+            raise served
+        return msgspec.json.encode({"kind": "APIResourceList", "resources": [{"name": name} for name in served]})
+
+
+class Clock:
+    """Time that goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class Believes:
@@ -67,9 +89,9 @@ class Believes:
         self.monitors.discard((namespace, name, uid))
 
 
-def swept() -> tuple[Lists, Believes, Sweeper]:
+def swept(clock: Clock | None = None) -> tuple[Lists, Believes, Sweeper]:
     lists, believes = Lists(), Believes()
-    return lists, believes, Sweeper(cast(KubeClient, lists), cast(Reconciler, believes))
+    return lists, believes, Sweeper(cast(KubeClient, lists), cast(Reconciler, believes), clock=clock or Clock())
 
 
 RAY = KINDS[JobKind.RAY_JOB].path
@@ -87,16 +109,95 @@ async def test_what_is_listed_is_seen_and_what_is_not_is_gone() -> None:
     assert believes.listed_kinds == set(JobKind)
 
 
-async def test_a_kind_whose_crd_is_absent_has_no_objects() -> None:
-    lists, believes, sweeper = swept()
+ABSENT = NotFoundError("no such kind", status=404)
+
+
+async def test_a_kind_whose_crd_is_absent_for_long_has_no_objects() -> None:
+    clock = Clock()
+    lists, believes, sweeper = swept(clock)
     believes.jobs[JobKind.RAY_JOB] = {"uid-old"}
-    lists.held[RAY] = NotFoundError("no such kind", status=404)
+    lists.held[RAY] = ABSENT
+    for seconds in (0.0, 120.0, 120.0):
+        clock.now += seconds
+        assert await sweeper.sweep(), "other kinds are listed, so it is no failure"
+        assert believes.jobs[JobKind.RAY_JOB] == {"uid-old"}
+        assert JobKind.RAY_JOB not in believes.listed_kinds
+        assert sweeper.state.absent == {"RayJob"}
+    clock.now += 120.0
     assert await sweeper.sweep()
     assert believes.jobs[JobKind.RAY_JOB] == set()
-    assert sweeper.state.absent == {"RayJob"}
+    assert JobKind.RAY_JOB in believes.listed_kinds
     lists.held[RAY] = []
     assert await sweeper.sweep()
     assert sweeper.state.absent == set()
+
+
+async def test_few_answers_far_apart_are_not_enough() -> None:
+    clock = Clock()
+    lists, believes, sweeper = swept(clock)
+    believes.jobs[JobKind.RAY_JOB] = {"uid-old"}
+    lists.held[RAY] = ABSENT
+    await sweeper.sweep()
+    clock.now += 10 * ABSENT_SECONDS
+    await sweeper.sweep()
+    assert believes.jobs[JobKind.RAY_JOB] == {"uid-old"}
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        pytest.param([], id="a list that works"),
+        pytest.param(UnreachableError("reset"), id="a list that fails"),
+    ],
+)
+async def test_an_absence_that_was_interrupted_begins_anew(between: list[dict[str, Any]] | KubeError) -> None:
+    clock = Clock()
+    lists, believes, sweeper = swept(clock)
+    for found in (ABSENT, ABSENT, between, ABSENT):
+        lists.held[RAY] = found
+        await sweeper.sweep()
+        clock.now += ABSENT_SECONDS
+    believes.jobs[JobKind.RAY_JOB] = {"uid-old"}
+    lists.held[RAY] = ABSENT
+    await sweeper.sweep()
+    assert believes.jobs[JobKind.RAY_JOB] == {"uid-old"}
+
+
+@pytest.mark.parametrize(
+    "discovery",
+    [
+        pytest.param(["rayclusters", "rayjobs"], id="discovery knows the kind"),
+        pytest.param(ServerFaultError("etcd", status=500), id="discovery fails"),
+        pytest.param(UnreachableError("reset"), id="discovery is away"),
+        pytest.param(ForbiddenError("no", status=403), id="discovery may not be asked"),
+    ],
+)
+async def test_a_404_that_discovery_does_not_confirm_is_a_hiccup(discovery: list[str] | KubeError) -> None:
+    clock = Clock()
+    lists, believes, sweeper = swept(clock)
+    believes.jobs[JobKind.RAY_JOB] = {"uid-old"}
+    lists.held[RAY] = ABSENT
+    lists.served["/apis/ray.io/v1"] = discovery
+    for _ in range(5):
+        assert not await sweeper.sweep()
+        clock.now += ABSENT_SECONDS
+    assert believes.jobs[JobKind.RAY_JOB] == {"uid-old"}
+    assert sweeper.state.failing == {"RayJob"}
+
+
+async def test_our_own_monitors_are_not_believed_gone_by_one_404_either() -> None:
+    lists, believes, sweeper = swept()
+    believes.monitors = {("train", "old", "uid-m")}
+    lists.held[MONITORS] = ABSENT
+    assert await sweeper.sweep()
+    assert believes.monitors == {("train", "old", "uid-m")}
+
+
+async def test_the_first_lists_do_not_wait_for_kinds_that_are_not_installed() -> None:
+    lists, believes, sweeper = swept()
+    lists.held[KINDS[JobKind.PYTORCH_JOB].path] = ABSENT
+    await sweeper.complete()
+    assert believes.listed_kinds == set(JobKind) - {JobKind.PYTORCH_JOB}
 
 
 async def test_a_kind_that_may_not_be_listed_is_not_judged() -> None:
@@ -167,7 +268,7 @@ async def test_an_object_that_comes_while_the_list_is_under_way_is_not_gone(
     lists, believes, sweeper = swept()
     real = lists.get
 
-    async def get(path: str, query: Mapping[str, Any]) -> bytes:
+    async def get(path: str, query: Mapping[str, Any] | None = None) -> bytes:
         if path == RAY:
             believes.jobs[JobKind.RAY_JOB].add("uid-just-now")
         return await real(path, query)
