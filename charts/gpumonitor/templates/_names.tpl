@@ -24,15 +24,61 @@ app.kubernetes.io/name: {{ include "gpumonitor.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{- define "gpumonitor.labels" -}}
+{{- define "gpumonitor.ownLabels" -}}
 {{ include "gpumonitor.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: gpumonitor
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end -}}
+
+{{- define "gpumonitor.labels" -}}
+{{ include "gpumonitor.ownLabels" . }}
 {{- with .Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{/* Labels of one object, where commonLabels may be overridden: (dict "root" $ "labels" .Values.podMonitor.labels) */}}
+{{- define "gpumonitor.labelsWith" -}}
+{{ include "gpumonitor.ownLabels" .root }}
+{{- with mergeOverwrite (deepCopy (default dict .root.Values.commonLabels)) (default dict .labels) }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Refuse labels, annotations and variables that the chart sets itself: two of one name, or a selector that fits no more. */}}
+{{- define "gpumonitor.refuseOwnKeys" -}}
+{{- $labels := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/part-of"
+      "app.kubernetes.io/managed-by" "app.kubernetes.io/component" "helm.sh/chart" -}}
+{{- $annotations := list "checksum/settings" "kubectl.kubernetes.io/default-container" -}}
+{{- $given := dict "commonLabels" .Values.commonLabels "podMonitor.labels" .Values.podMonitor.labels
+      "controller.podLabels" .Values.controller.podLabels "webhook.podLabels" .Values.webhook.podLabels -}}
+{{- range $path, $values := $given -}}
+{{- include "gpumonitor.refuseKeys" (dict "path" $path "keys" (keys (default dict $values)) "own" $labels) -}}
+{{- end -}}
+{{- range $component, $values := dict "controller" .Values.controller "webhook" .Values.webhook -}}
+{{- range $name := list "podAnnotations" "serviceAccountAnnotations" -}}
+{{- $path := printf "%s.%s" $component $name -}}
+{{- include "gpumonitor.refuseKeys" (dict "path" $path "keys" (keys (default dict (get $values $name))) "own" $annotations) -}}
+{{- end -}}
+{{- $variables := list -}}
+{{- range (default list $values.extraEnv) -}}{{- $variables = append $variables .name -}}{{- end -}}
+{{- $path := printf "%s.extraEnv" $component -}}
+{{- include "gpumonitor.refuseKeys" (dict "path" $path "keys" $variables "own" (list "POD_NAME" "POD_NAMESPACE" "POD_UID")) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "gpumonitor.refuseKeys" -}}
+{{- $path := .path -}}
+{{- $own := .own -}}
+{{- range .keys -}}
+{{- if has . $own -}}
+{{- fail (printf "%s may not contain %s: the chart sets it itself. Take another name." $path .) -}}
+{{- else if regexMatch "^(gpumonitor\\.dev|ray\\.io|training\\.kubeflow\\.org)/" . -}}
+{{- fail (printf "%s may not contain %s: names of that prefix tell GPUMonitor which pods are jobs and what to do with them. Take another name." $path .) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Reference of one of our images: (dict "root" $ "image" .Values.image.sidecar) */}}

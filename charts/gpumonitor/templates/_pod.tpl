@@ -14,10 +14,7 @@ annotations:
   {{- toYaml . | nindent 2 }}
   {{- end }}
 labels:
-  {{- with .values.podLabels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-  {{- include "gpumonitor.labels" .root | nindent 2 }}
+  {{- include "gpumonitor.labelsWith" (dict "root" .root "labels" .values.podLabels) | nindent 2 }}
   app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 

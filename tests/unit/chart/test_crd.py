@@ -11,7 +11,7 @@ import yaml
 
 from tests.unit.chart.rendering import CHART, REPOSITORY, Chart, Object, Rendered
 from verl_gpumonitor.model.vocabulary import GpuState, Phase
-from verl_gpumonitor_operator.controller import ledger
+from verl_gpumonitor_operator.controller import ledger_text
 
 NAME = "gpumonitors.gpumonitor.dev"
 SOURCE = CHART / "files" / "gpumonitor.dev_gpumonitors.yaml"
@@ -171,7 +171,7 @@ def test_the_sets_are_the_vocabularys(schema: Object) -> None:
 
 
 def test_the_bound_of_the_ledger_is_the_writers(schema: Object) -> None:
-    assert schema["properties"]["status"]["properties"]["ledger"]["maxLength"] == ledger.MAX_WRITTEN
+    assert schema["properties"]["status"]["properties"]["ledger"]["maxLength"] == ledger_text.MAX_WRITTEN
 
 
 def test_what_a_person_sees(version: Object) -> None:

@@ -40,6 +40,53 @@ def test_nonsense_is_refused(chart: Chart, values: Object, says: str) -> None:
     assert says in chart.refusal(values)
 
 
+REGISTERED = {"image": {"registry": REGISTRY}}
+SELECTED = "app.kubernetes.io/instance"
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        pytest.param("commonLabels", SELECTED, id="a label that selects"),
+        pytest.param("commonLabels", "app.kubernetes.io/component", id="another one"),
+        pytest.param("commonLabels", "helm.sh/chart", id="the chart's name"),
+        pytest.param("commonLabels", "gpumonitor.dev/inject", id="a word to the webhook"),
+        pytest.param("commonLabels", "ray.io/is-ray-node", id="what makes a pod one of a job"),
+        pytest.param("podMonitor.labels", "app.kubernetes.io/name", id="of the pod monitors"),
+        pytest.param("controller.podLabels", SELECTED, id="of the controller's pods"),
+        pytest.param("webhook.podLabels", "training.kubeflow.org/job-name", id="of the webhook's pods"),
+        pytest.param("controller.podAnnotations", "checksum/settings", id="an annotation"),
+        pytest.param("webhook.podAnnotations", "gpumonitor.dev/injected", id="an annotation of ours"),
+        pytest.param("webhook.serviceAccountAnnotations", "gpumonitor.dev/x", id="of a service account"),
+    ],
+)
+def test_names_of_ours_are_refused(chart: Chart, path: str, key: str) -> None:
+    values: Object = {key: "x"}
+    for part in reversed(path.split(".")):
+        values = {part: values}
+    assert f"{path} may not contain {key}: " in chart.refusal(REGISTERED | values)
+
+
+@pytest.mark.parametrize("component", ["controller", "webhook"])
+def test_variables_of_ours_are_refused(chart: Chart, component: str) -> None:
+    values = {component: {"extraEnv": [{"name": "TZ", "value": "UTC"}, {"name": "POD_UID", "value": "x"}]}}
+    assert f"{component}.extraEnv may not contain POD_UID: " in chart.refusal(REGISTERED | values)
+
+
+def test_a_label_of_all_objects_may_be_another_on_some(chart: Chart) -> None:
+    rendered = chart.render(
+        {
+            "commonLabels": {"team": "a", "cost": "1"},
+            "webhook": {"podLabels": {"team": "b"}},
+            "podMonitor": {"mode": "enabled", "labels": {"team": "c"}},
+        }
+    )
+    pod = rendered.get("Deployment", "gpumonitor-webhook")["spec"]["template"]["metadata"]["labels"]
+    assert (pod["team"], pod["cost"], pod[SELECTED]) == ("b", "1", "gpumonitor")
+    assert {one["metadata"]["labels"]["team"] for one in rendered.of("PodMonitor")} == {"c"}
+    assert rendered.get("Deployment", "gpumonitor-controller")["metadata"]["labels"]["team"] == "a"
+
+
 def paths(document: Object, above: str = "") -> Iterator[str]:
     """Dotted names of all values that a person can set one by one."""
     for key, value in document.items():
