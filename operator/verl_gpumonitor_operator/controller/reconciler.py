@@ -18,7 +18,7 @@ from verl_gpumonitor.diagnosis.health import UNKNOWN
 from verl_gpumonitor.model.vocabulary import Phase, Severity
 from verl_gpumonitor_operator.settings import ALWAYS_EXCLUDED_NAMESPACES, InjectionMode, Settings
 
-from . import ledger, monitors
+from . import ledger_text, monitors
 from .assessment import Assessment, FindingStates, assess, states_of
 from .assessment import ended as ended_assessment
 from .events import EventRecorder, ObjectRef, Occurrence
@@ -201,7 +201,7 @@ class Reconciler:
                 continue
             self._adopt(entry, monitor)
             entry.states = states_of(monitor.status.get("conditions"), now)
-            written = ledger.read(str(monitor.status.get("ledger", "")))
+            written = ledger_text.read(str(monitor.status.get("ledger", "")))
             if written is not None:
                 self._workloads.restore(workload.job.uid, written)
             same_phase = monitor.status.get("phase") == workload.job.phase.value
@@ -532,7 +532,7 @@ class Reconciler:
 
     def _ledger(self, workload: Workload, entry: Entry) -> str:
         """Return the ledger as text, and say once where there is no room for all of it."""
-        written = ledger.write(workload.ledger())
+        written = ledger_text.write(workload.ledger())
         if written.left_out and not entry.ledger_cut:
             job = workload.job
             logger.warning(

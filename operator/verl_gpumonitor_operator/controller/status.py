@@ -16,9 +16,9 @@ from verl_gpumonitor.model.report import GpuReport
 from verl_gpumonitor.model.vocabulary import GpuState, Phase
 
 from .jobs import JobSeen, timestamp
-from .ledger import Peak as MemoryPeak
-from .ledger import Totals, higher
 from .telemetry import PodSummary, Seen, Telemetry
+from .totals import Peak as MemoryPeak
+from .totals import Totals, higher
 
 MAX_WORST: Final = 16
 MAX_UNMONITORED: Final = 16

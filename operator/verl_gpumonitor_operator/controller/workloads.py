@@ -22,11 +22,13 @@ from typing import Final, NamedTuple
 from verl_gpumonitor.model.report import PodStages, RayJobInfo, Report
 
 from .jobs import JobKind, JobSeen
-from .ledger import PodLedger, Totals, WrittenLedger, total_of
+from .ledger import PodLedger, total_of
+from .ledger_text import WrittenLedger
 from .pods import LABEL_RAY_GROUP, LABEL_RAY_NODE_TYPE
 from .ports import AcceptResult, PodIdentity, PodRecord
 from .relay import ClusterRelay
 from .telemetry import Telemetry
+from .totals import Totals
 
 WINDOW_SECONDS: Final = 60.0
 """Load is judged over this time, by differences of counters."""

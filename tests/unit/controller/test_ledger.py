@@ -5,7 +5,7 @@
 import base64
 import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -14,21 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.controller.builders import GIB, gpu, report
-from verl_gpumonitor.model.report import MAX_GPUS, Report
-from verl_gpumonitor_operator.controller.ledger import (
-    MAX_STARTS,
-    MAX_WRITTEN,
-    VERSION,
-    GpuCount,
-    Peak,
-    PodLedger,
-    StartLedger,
-    Totals,
-    WrittenLedger,
-    read,
-    total_of,
-    write,
-)
+from verl_gpumonitor.model.report import MAX_GPUS, Report, StageCount, StageQuality
+from verl_gpumonitor_operator.controller.ledger import MAX_STARTS, PodLedger, StartLedger, total_of
+from verl_gpumonitor_operator.controller.ledger_text import MAX_WRITTEN, VERSION, WrittenLedger, read, write
+from verl_gpumonitor_operator.controller.totals import MAX_KEYS, Peak, StageKey, StageSum, StageSums, Totals, observed
 
 
 @dataclass(frozen=True)
@@ -49,6 +38,7 @@ def runs(draw: st.DrawFn) -> Run:
     clock = 1000.0
     for start in range(draw(st.integers(1, 4))):
         started, observed, busy, energy, peak = clock, 0.0, 0.0, 0.0, 1
+        stages: dict[StageKey, StageSum] = {}
         for sequence in range(1, draw(st.integers(1, 6)) + 1):
             step = draw(st.floats(0.5, 20.0))
             clock += step
@@ -56,6 +46,12 @@ def runs(draw: st.DrawFn) -> Run:
             busy += step * draw(st.floats(0.0, 1.0))
             energy += step * 300.0
             peak = max(peak, draw(st.integers(1, 80)))
+            key = StageKey(
+                draw(st.sampled_from(["gen", "update_actor", "other"])), "actor", draw(st.sampled_from(["", "j"]))
+            )
+            stages[key] = stages.get(key, StageSum()).plus(
+                StageSum(step, step / 2, step * 300.0, Peak(peak * GIB, 80 * GIB), (81 - peak) * GIB)
+            )
             reports.append(
                 report(
                     "w-0",
@@ -70,6 +66,7 @@ def runs(draw: st.DrawFn) -> Run:
                             busy_seconds=busy,
                             energy_joules=energy,
                             memory_peak_bytes=peak * GIB,
+                            stages=counts(stages),
                         )
                         for uuid in ("GPU-0", "GPU-1")
                     ],
@@ -77,6 +74,22 @@ def runs(draw: st.DrawFn) -> Run:
             )
         clock += draw(st.floats(0.0, 5.0))
     return Run(tuple(reports))
+
+
+def counts(stages: Mapping[StageKey, StageSum]) -> list[StageCount]:
+    return [
+        StageCount(
+            key.stage,
+            key.role,
+            value.observed_seconds,
+            value.busy_seconds,
+            value.energy_joules,
+            value.peak.used_bytes if value.peak else None,
+            value.floor_bytes,
+            key.job,
+        )
+        for key, value in stages.items()
+    ]
 
 
 def counted(reports: Sequence[Report]) -> PodLedger:
@@ -93,6 +106,18 @@ def same(one: Totals, other: Totals) -> bool:
         and one.energy_joules == pytest.approx(other.energy_joules)
         and one.peak == other.peak
         and one.lost_starts == other.lost_starts
+        and same_stages(one.stages, other.stages)
+    )
+
+
+def same_stages(one: StageSums, other: StageSums, *, within: float = 1e-6) -> bool:
+    """`within`: seconds; joules may differ by a few hundred times that."""
+    return one.keys() == other.keys() and all(
+        value.observed_seconds == pytest.approx(other[key].observed_seconds, abs=within)
+        and value.busy_seconds == pytest.approx(other[key].busy_seconds, abs=within)
+        and value.energy_joules == pytest.approx(other[key].energy_joules, abs=300 * within)
+        and (value.peak, value.floor_bytes) == (other[key].peak, other[key].floor_bytes)
+        for key, value in one.items()
     )
 
 
@@ -127,6 +152,94 @@ def test_a_restart_of_the_controller_does_not_matter(run: Run, data: st.DataObje
     assert pieced.busy_seconds == pytest.approx(whole.busy_seconds, abs=0.1)
     assert pieced.energy_joules == pytest.approx(whole.energy_joules, rel=1e-3, abs=1.0)
     assert pieced.peak == whole.peak
+    assert same_stages(pieced.stages, whole.stages, within=1.0)
+
+
+@given(run=runs())
+def test_the_sum_over_stages_is_what_was_observed(run: Run) -> None:
+    totals = counted(run.reports).totals(gone=True)
+    assert observed(totals.stages) == pytest.approx(totals.gpu_seconds)
+    assert sum(value.energy_joules or 0.0 for value in totals.stages.values()) == pytest.approx(totals.energy_joules)
+
+
+def test_stages_of_a_gpu_that_is_left_out_stay() -> None:
+    one, other = (
+        counts({StageKey("gen", "rollout"): StageSum(5.0)}),
+        counts({StageKey("gen", "rollout"): StageSum(7.0)}),
+    )
+    ledger = counted(
+        [
+            report("w-0", sequence=1, gpus=[gpu("GPU-0", stages=one), gpu("GPU-1", stages=other)]),
+            report("w-0", sequence=2, gpus=[gpu("GPU-0", stages=one)]),
+        ]
+    )
+    assert ledger.totals(gone=False).stages[StageKey("gen", "rollout")].observed_seconds == 12.0
+
+
+def test_words_without_end_take_no_memory_without_end() -> None:
+    pods = []
+    for number in range(40):
+        many = counts({StageKey(f"epoch_{number}_{index}", "trainer"): StageSum(1.0) for index in range(32)})
+        pods.append(counted([report("w-0", start_id=f"start-{number:03d}", gpus=[gpu(stages=many)])]))
+    total = total_of(pods, gone=True)
+    assert len(total.stages) <= MAX_KEYS + 1
+    assert observed(total.stages) == 40 * 32
+    again = read(write(WrittenLedger(folded=total)).text)
+    assert again is not None
+    assert same_stages(again.folded.stages, total.stages)
+
+
+def test_what_was_written_of_a_start_counts_until_it_has_said_more() -> None:
+    def say(sequence: int, seconds: float) -> Report:
+        return report(
+            "w-0", sequence=sequence, gpus=[gpu(stages=counts({StageKey("gen", "rollout"): StageSum(seconds)}))]
+        )
+
+    restored = read(write(WrittenLedger(pods={"uid-w-0": counted([say(1, 50.0)])})).text)
+    assert restored is not None
+    pod = restored.pods["uid-w-0"]
+    for sequence, seconds, expected in ((2, 40.0, 50.0), (3, 60.0, 60.0)):
+        pod.count(say(sequence, seconds))
+        assert pod.totals(gone=False).stages[StageKey("gen", "rollout")].observed_seconds == expected
+
+
+def test_after_the_end_of_the_job_only_what_has_a_name_counts_on() -> None:
+    def say(sequence: int, gen: float, other: float, busy: float) -> Report:
+        stages = counts({StageKey("gen", "rollout"): StageSum(gen), StageKey("other", "unknown"): StageSum(other)})
+        return report(
+            "w-0", sequence=sequence, gpus=[gpu(observed_seconds=gen + other, busy_seconds=busy, stages=stages)]
+        )
+
+    pod = counted([say(1, 10.0, 5.0, 8.0)])
+    pod.count(say(2, 12.0, 20.0, 9.0), after_end=True)
+    totals = pod.totals(gone=False)
+    assert (totals.gpu_seconds, totals.busy_seconds) == (15.0, 8.0)
+    assert {key.stage: value.observed_seconds for key, value in totals.stages.items()} == {"gen": 12.0, "other": 5.0}
+    assert pod.count(say(2, 12.0, 20.0, 9.0)).replay, "it is counted as heard"
+
+
+def test_steps_are_summed_over_starts_and_outlive_a_restart() -> None:
+    pod = counted(
+        [
+            report("w-0", sequence=1, stage_quality=StageQuality(steps=2)),
+            report("w-0", sequence=2, stage_quality=StageQuality(steps=3)),
+            report("w-0", start_id="start-002", started_at=2000.0, stage_quality=StageQuality(steps=1)),
+        ]
+    )
+    assert pod.steps == 4
+    restored = read(write(WrittenLedger(pods={"uid-w-0": pod})).text)
+    assert restored is not None
+    assert restored.pods["uid-w-0"].steps == 4
+    assert pod.lean().steps == 4
+
+
+def test_a_ledger_of_the_version_before_is_read() -> None:
+    old = [[10.5, 5, None, [1, 2], 1.5, 1], [], {"uid-w-0": [{"start-001": [7, 1000, 15, [3.5, 1]]}]}]
+    text = "2:" + base64.b64encode(zlib.compress(msgspec.json.encode(old))).decode()
+    ledger = read(text)
+    assert ledger is not None
+    assert ledger.folded == Totals(gpu_seconds=10.5, busy_seconds=5.0, peak=Peak(1, 2), gaps_seconds=1.5, lost_starts=1)
+    assert ledger.pods["uid-w-0"].totals(gone=False).gpu_seconds == 3.5
 
 
 def test_a_replay_is_refused_and_counts_nothing() -> None:
@@ -212,6 +325,7 @@ def packed(document: object) -> str:
         pytest.param(packed([[], []]), id="too short an array"),
         pytest.param(packed([[], [], {"uid": [{"start": ["x"]}]}]), id="no number"),
         pytest.param(packed([[], [], {}])[:-6], id="cut off"),
+        pytest.param(packed([[0, 0, None, None, 0, 0, [[3, 1.0]]], [], {}, []]), id="a stage without a name"),
         pytest.param(VERSION + base64.b64encode(zlib.compress(b" " * 2**24)).decode(), id="a great deal of nothing"),
     ],
 )
@@ -223,7 +337,10 @@ def uid_of(number: int) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_OID, str(number)))
 
 
-def crowd(number: int, *, restarted: bool, final: bool = False) -> dict[str, PodLedger]:
+STAGES = ("gen", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights", "other")
+
+
+def crowd(number: int, *, restarted: bool, final: bool = False, staged: bool = False) -> dict[str, PodLedger]:
     """Pods as they are, with random uids and start ids; the later ones have counted more."""
     pods = {}
     for index in range(number):
@@ -234,7 +351,25 @@ def crowd(number: int, *, restarted: bool, final: bool = False) -> dict[str, Pod
                 start_id=uuid.UUID(uid_of(1000 * index + start)).hex,
                 started_at=1000.0 + 100 * start,
                 sent_at=1090.123 + 100 * start,
-                gpus=[gpu(observed_seconds=80.25 + index, busy_seconds=8.125, energy_joules=123456.7)],
+                gpus=[
+                    gpu(
+                        observed_seconds=80.25 + index,
+                        busy_seconds=8.125,
+                        energy_joules=123456.7,
+                        stages=counts(
+                            {
+                                StageKey(name, "actor"): StageSum(
+                                    7.0 * place + index,
+                                    3.0 + place,
+                                    321.0 * index,
+                                    Peak(60 * GIB + index, 80 * GIB),
+                                    GIB,
+                                )
+                                for place, name in enumerate(STAGES if staged else ())
+                            }
+                        ),
+                    )
+                ],
                 final=final,
             )
             pod.count(item)
@@ -248,11 +383,14 @@ def all_of(ledger: WrittenLedger) -> Totals:
 
 @pytest.mark.parametrize("number", [200, 900, 3000])
 @pytest.mark.parametrize("restarted", [False, True])
-def test_sums_of_what_has_ended_are_kept_however_many_pods_there_are(number: int, restarted: bool) -> None:
+@pytest.mark.parametrize("staged", [False, True])
+def test_sums_of_what_has_ended_are_kept_however_many_pods_there_are(
+    number: int, restarted: bool, staged: bool
+) -> None:
     """After a restart of the controller each live pod's newest start reports anew; then nothing is missing."""
     gone = Totals(gpu_seconds=7e6, busy_seconds=5e6, energy_joules=3e9, peak=Peak(70 * GIB, 80 * GIB), lost_starts=3)
     base = Totals(gpu_seconds=11.0)
-    pods = crowd(number, restarted=restarted)
+    pods = crowd(number, restarted=restarted, staged=staged)
     before = WrittenLedger(folded=gone, base=base, pods=pods)
     text, left_out = write(before)
     assert len(text) <= MAX_WRITTEN
@@ -265,9 +403,9 @@ def test_sums_of_what_has_ended_are_kept_however_many_pods_there_are(number: int
     for uid, pod in pods.items():
         start_id, newest = max(pod.starts.items(), key=lambda item: item[1].started_at)
         again = restored.setdefault(uid, PodLedger())
-        last = GpuCount(newest.totals.gpu_seconds, newest.totals.busy_seconds, newest.totals.energy_joules, None)
+        [last] = newest.gpus.values()
         again.starts[start_id] = StartLedger(
-            sequence=2, started_at=newest.started_at, sent_at=newest.sent_at, gpus={"GPU-0": last}
+            sequence=2, started_at=newest.started_at, sent_at=newest.sent_at, gpus={"GPU-0": last}, steps=newest.steps
         )
     assert same(all_of(WrittenLedger(folded=after.folded, pods=restored)), all_of(before))
     assert all_of(WrittenLedger(folded=after.folded, pods=restored)).gaps_seconds == pytest.approx(
@@ -287,6 +425,15 @@ def test_a_start_that_said_goodbye_is_never_left_out_of_the_sums() -> None:
     after = read(write(before).text)
     assert after is not None
     assert same(all_of(after), all_of(before))
+
+
+def test_a_ledger_with_stages_has_room_for_a_usual_job() -> None:
+    text, left_out = write(WrittenLedger(pods=crowd(90, restarted=False, staged=True)))
+    assert left_out == 0
+    again = read(text)
+    assert again is not None
+    assert len(again.pods) == 90
+    assert all(pod.totals(gone=False).stages for pod in again.pods.values()), len(text)
 
 
 def test_a_ledger_is_short() -> None:

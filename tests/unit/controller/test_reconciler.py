@@ -16,7 +16,7 @@ from tests.unit.controller.builders import GIB, gpu, gpu_template, identity, met
 from tests.unit.controller.fakeapi import FakeApi
 from verl_gpumonitor.diagnosis import DiagnosisLimits
 from verl_gpumonitor.model.vocabulary import Severity
-from verl_gpumonitor_operator.controller import ledger
+from verl_gpumonitor_operator.controller import ledger_text
 from verl_gpumonitor_operator.controller.events import EventRecorder
 from verl_gpumonitor_operator.controller.jobs import JobKind, timestamp, unix_seconds
 from verl_gpumonitor_operator.controller.namespaces import Namespaces, NamespaceSeen
@@ -626,7 +626,7 @@ async def test_a_ledger_that_is_too_long_is_cut_and_that_is_said_once(caplog: py
             life.workloads.accept(PodIdentity(namespace="train", name=name, uid=uid), item, life.now)
         await life.run(90)
         assert life.status["totals"]["gpuSeconds"] == 9400.0
-        kept = ledger.read(life.status["ledger"])
+        kept = ledger_text.read(life.status["ledger"])
         assert kept is not None
         assert kept.folded.gpu_seconds == 400.0
         assert 200 < len(kept.pods) < 900

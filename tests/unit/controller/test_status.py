@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.unit.controller.builders import GIB, gpu, job, report
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Phase, Source
 from verl_gpumonitor_operator.controller.jobs import JobKind
-from verl_gpumonitor_operator.controller.ledger import Peak, Totals
 from verl_gpumonitor_operator.controller.status import (
     Condition,
     GpuView,
@@ -29,6 +28,7 @@ from verl_gpumonitor_operator.controller.status import (
     worst,
 )
 from verl_gpumonitor_operator.controller.telemetry import MONITORED, PodSummary, Seen, Telemetry, Verdict
+from verl_gpumonitor_operator.controller.totals import Peak, Totals
 
 CRD = yaml.safe_load((Path(__file__).parents[3] / "crds" / "gpumonitor.dev_gpumonitors.yaml").read_text())
 SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]

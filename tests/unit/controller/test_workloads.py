@@ -11,7 +11,7 @@ import pytest
 from tests.unit.controller.builders import gpu, identity, job, owner_of, pod, report
 from verl_gpumonitor.model.report import RayNode, Report
 from verl_gpumonitor.model.vocabulary import Phase
-from verl_gpumonitor_operator.controller import ledger
+from verl_gpumonitor_operator.controller import ledger_text
 from verl_gpumonitor_operator.controller.jobs import JobKind
 from verl_gpumonitor_operator.controller.ports import AcceptResult
 from verl_gpumonitor_operator.controller.workloads import Workload, Workloads
@@ -248,7 +248,7 @@ def test_counters_survive_a_restart_of_the_controller() -> None:
     for name, seconds in (("w-0", 10.0), ("w-gone", 20.0), ("w-ends", 40.0)):
         send(before, name, seconds)
     before.pod_gone(gone)
-    written = ledger.read(ledger.write(of(before, "grpo").ledger()).text)
+    written = ledger_text.read(ledger_text.write(of(before, "grpo").ledger()).text)
     assert written is not None
 
     after = Workloads()
