@@ -1,0 +1,53 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a person is told at the end of an installation. Helm renders it in an installation alone: it is made an object."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.unit.chart.rendering import CHART, REGISTRY, helm_program
+
+AS_OBJECT = '{{ dict "notes" (tpl (.Files.Get "files/NOTES.txt") .) | toYaml }}\n'
+
+
+@pytest.fixture(scope="session")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the chart whose only object are its notes."""
+    chart = tmp_path_factory.mktemp("notes") / "gpumonitor"
+    shutil.copytree(CHART, chart)
+    templates = chart / "templates"
+    shutil.move(templates / "NOTES.txt", chart / "files" / "NOTES.txt")
+    for one in templates.glob("*.yaml"):
+        one.unlink()
+    (templates / "notes.yaml").write_text(AS_OBJECT)
+    return chart
+
+
+def notes(chart: Path, *, version: str = "1.36.0", **values: object) -> str:
+    command = [helm_program(), "template", "gpumonitor", str(chart), "--values", "-", "--kube-version", version]
+    given = json.dumps({"image": {"registry": REGISTRY}, **values})
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said: str = yaml.safe_load(done.stdout)["notes"]
+    return said
+
+
+@pytest.mark.parametrize(
+    ("version", "mode", "because"),
+    [
+        pytest.param("1.36.0", "disabled", "rescue.mode is disabled", id="switched off"),
+        pytest.param("1.29.4", "auto", "Kubernetes v1.29.4 does not serve ValidatingAdmissionPolicy v1", id="too old"),
+        pytest.param("1.30.0", "auto", None, id="the first with it"),
+    ],
+)
+def test_injection_without_rescue_is_said(copied: Path, version: str, mode: str, because: str | None) -> None:
+    said = notes(copied, version=version, rescue={"mode": mode})
+    assert ("WITHOUT RESCUE" in said) is (because is not None)
+    if because is not None:
+        assert f"WITHOUT RESCUE ({because}" in said
+        assert f"{REGISTRY}/sidecar:" in said
