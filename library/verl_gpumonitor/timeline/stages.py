@@ -1,0 +1,375 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Samples joined with stages: what each GPU of a pod spent in which stage. Pure: times come in.
+
+What a GPU's counters rise by between two looks is a piece of time with load and energy in it. A piece waits until its
+whole time is decided (`words`), is then split over the stages in it by their length, and counted. So each second is
+counted once, whatever the sources say late, twice or never: the stages' sum is what the GPU's own counters rose by,
+less what still waits. What was counted is never changed.
+
+Example: a second at load 0.5, of which 0.4 s were `gen` and 0.6 s `old_log_prob`, gives 0.2 and 0.3 busy seconds.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from verl_gpumonitor.model.report import MAX_GPUS, MAX_STAGES, StageCount
+from verl_gpumonitor.model.samples import GpuCounters
+from verl_gpumonitor.model.stages import StageWord
+from verl_gpumonitor.model.vocabulary import UNKNOWN
+
+from .words import OTHER, POD, WATERMARK_SECONDS, Own, Part, Span, decided, parts
+
+MAX_PENDING: Final = 128
+"""Pieces that wait for one GPU. Those of a minute are 60; more come only of a clock that was set back."""
+MIN_PIECE_SECONDS: Final = 0.9
+"""Shorter pieces are put together, so that a minute has no more of them than that, however often is sampled."""
+MAX_READINGS: Final = 8
+"""Readings of memory in one piece; past them only the highest and the lowest are kept."""
+_SAME_SECONDS: Final = 0.01
+_SNAP_SECONDS: Final = 0.05
+"""Two times of one clock that differ by less are one: they were told by another clock's difference."""
+
+Key = tuple[str, str, str]
+"""Job, stage, role."""
+OVERFLOW: Final[Key] = ("", OTHER, UNKNOWN)
+"""Where stages go for which there is no more room."""
+
+
+class Totals:
+    """What added up in one stage."""
+
+    __slots__ = ("busy_seconds", "energy_joules", "memory_floor_bytes", "memory_peak_bytes", "observed_seconds")
+
+    def __init__(self) -> None:
+        self.observed_seconds = 0.0
+        self.busy_seconds = 0.0
+        self.energy_joules: float | None = None
+        self.memory_peak_bytes: int | None = None
+        self.memory_floor_bytes: int | None = None
+
+    def add(self, *, observed: float, busy: float, energy: float | None) -> None:
+        """Add a share of a piece; None: energy is not known."""
+        self.observed_seconds += observed
+        self.busy_seconds += busy
+        if energy is not None:
+            self.energy_joules = (self.energy_joules or 0.0) + energy
+
+    def take(self, share: "Share") -> None:
+        """Add what a GPU did in a part of the time."""
+        self.add(observed=share.observed_seconds, busy=share.busy_seconds, energy=share.energy_joules)
+        for used in share.memory:
+            self.see(used)
+
+    def see(self, used: int) -> None:
+        """Take in a reading of memory."""
+        self.memory_peak_bytes = used if self.memory_peak_bytes is None else max(used, self.memory_peak_bytes)
+        self.memory_floor_bytes = used if self.memory_floor_bytes is None else min(used, self.memory_floor_bytes)
+
+    def join(self, other: "Totals") -> None:
+        """Add another's."""
+        self.add(observed=other.observed_seconds, busy=other.busy_seconds, energy=other.energy_joules)
+        for used in (other.memory_peak_bytes, other.memory_floor_bytes):
+            if used is not None:
+                self.see(used)
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """What a GPU did in a part of the time, as it is counted now."""
+
+    uuid: str
+    part: Part
+    observed_seconds: float
+    busy_seconds: float
+    energy_joules: float | None
+    memory: tuple[int, ...] = ()
+
+
+class Settled(msgspec.Struct, frozen=True, kw_only=True):
+    """What was counted in one go: for whoever makes steps of it."""
+
+    until: float
+    """All time before is decided and counted."""
+    pod: tuple[Part, ...] = ()
+    """What the pod as a whole was in, in order."""
+    shares: tuple[Share, ...] = ()
+
+
+class StageTimeline:
+    """The counters by stage of one pod's GPUs, and of the pod's own time. One thread uses it."""
+
+    def __init__(self) -> None:
+        self._gpus: dict[str, _Gpu] = {}
+        self._pod = _Track()
+        self._pod_totals: dict[Key, Totals] = {}
+
+    def elapse(self, now: float, seconds: float) -> None:
+        """Let so much of the pod's own time go by, up to this moment (Unix seconds)."""
+        if seconds > 0.0:
+            self._pod.append(_Piece(now - seconds, now, observed=seconds))
+
+    def observe(
+        self, uuid: str, counters: GpuCounters, *, at: float, memory: Iterable[tuple[float, int]] = (), own: Own = POD
+    ) -> None:
+        """Take in what a GPU's counters have come to by `at`, the time of its newest sample.
+
+        `memory`: readings (time, bytes), oldest first; those that were handed in before are passed over. More GPUs
+        than a report can carry are not followed.
+        """
+        gpu = self._gpus.get(uuid)
+        if gpu is None:
+            if len(self._gpus) >= MAX_GPUS:
+                return
+            gpu = self._gpus[uuid] = _Gpu()
+        gpu.own = own
+        gpu.take_in(counters, at, memory)
+
+    def settle(self, words: Sequence[StageWord], *, now: float, patient: bool = True) -> Settled:
+        """Count what is decided; `words` best first. See `words.decided`."""
+        too_many = max(track.surplus_until() for track in self._tracks())
+        return self._settle(words, now=now, patient=patient, old=max(now - WATERMARK_SECONDS, too_many))
+
+    def finish(self, words: Sequence[StageWord], *, now: float) -> Settled:
+        """Count all that waits, with what is known at this last moment."""
+        ends = (piece.end for track in self._tracks() for piece in track.pending)
+        return self._settle(words, now=now, patient=False, old=max([now, *ends]))
+
+    def gpu_counts(self, uuid: str) -> tuple[StageCount, ...]:
+        """Return a GPU's counters by stage, in the order in which the stages were first seen."""
+        gpu = self._gpus.get(uuid)
+        return tuple(_count(key, totals) for key, totals in gpu.totals.items()) if gpu else ()
+
+    def pod_seconds(self) -> dict[Key, float]:
+        """Return the wall time of the pod by (job, stage, role), as far as it is counted."""
+        return {key: totals.observed_seconds for key, totals in self._pod_totals.items()}
+
+    def waiting(self, uuid: str) -> tuple[float, float, float]:
+        """Return observed and busy seconds, and joules, of a GPU that wait for their stage."""
+        pending = self._gpus[uuid].track.pending if uuid in self._gpus else ()
+        return (
+            sum(piece.observed for piece in pending),
+            sum(piece.busy for piece in pending),
+            sum(piece.energy or 0.0 for piece in pending),
+        )
+
+    def waiting_seconds(self) -> float:
+        """Return the pod's own time that waits."""
+        return sum(piece.observed for piece in self._pod.pending)
+
+    def _tracks(self) -> list["_Track"]:
+        return [self._pod, *(gpu.track for gpu in self._gpus.values())]
+
+    def _settle(self, words: Sequence[StageWord], *, now: float, patient: bool, old: float) -> Settled:
+        begins = [track.begin for track in self._tracks() if track.pending]
+        if not begins:
+            return Settled(until=now)
+        spans = decided(words, min(begins), now=now, patient=patient, old=old)
+        if not spans:
+            return Settled(until=min(begins))
+        until = spans[-1].end
+        by_own: dict[Own, _Line] = {}
+        pod = self._settle_pod(_line(by_own, spans, POD), until)
+        shares: list[Share] = []
+        for uuid, gpu in self._gpus.items():
+            line = _line(by_own, spans, gpu.own)
+            for piece in gpu.track.ready(until):
+                for share in line.split(piece, uuid):
+                    _credit(gpu.totals, share)
+                    shares.append(share)
+        return Settled(until=until, pod=pod, shares=tuple(shares))
+
+    def _settle_pod(self, line: "_Line", until: float) -> tuple[Part, ...]:
+        seen: list[Part] = []
+        for piece in self._pod.ready(until):
+            for share in line.split(piece, ""):
+                _credit(self._pod_totals, share)
+                seen.append(share.part)
+        return tuple(seen)
+
+
+class _Piece:
+    """A time of a GPU that waits for its stage."""
+
+    __slots__ = ("begin", "busy", "end", "energy", "memory", "observed")
+
+    def __init__(
+        self, begin: float, end: float, *, observed: float = 0.0, busy: float = 0.0, energy: float | None = None
+    ) -> None:
+        self.begin = begin
+        self.end = end
+        self.observed = observed
+        self.busy = busy
+        self.energy = energy
+        self.memory: list[tuple[float, int]] = []
+
+    def take_in(self, other: "_Piece") -> None:
+        """Become one with the piece that follows."""
+        self.begin = min(self.begin, other.begin)
+        self.end = max(self.end, other.end)
+        self.observed += other.observed
+        self.busy += other.busy
+        if other.energy is not None:
+            self.energy = (self.energy or 0.0) + other.energy
+        self.memory = few([*self.memory, *other.memory])
+
+
+class _Track:
+    """What waits of one GPU, or of the pod's own time, in the order in which it came."""
+
+    __slots__ = ("pending",)
+
+    def __init__(self) -> None:
+        self.pending: deque[_Piece] = deque()
+
+    @property
+    def begin(self) -> float:
+        """The earliest time that waits. A gap's energy reaches back behind the pieces before it."""
+        return min(piece.begin for piece in self.pending)
+
+    def append(self, piece: _Piece) -> None:
+        """Let a piece wait. Very short ones are put together, so that their number is bounded."""
+        last = self.pending[-1] if self.pending else None
+        if last is not None and abs(piece.begin - last.end) < _SNAP_SECONDS:
+            piece.begin = last.end
+            if 0.0 <= piece.end - last.begin < MIN_PIECE_SECONDS:
+                last.take_in(piece)
+                return
+        self.pending.append(piece)
+
+    def surplus_until(self) -> float:
+        """Return the end of what must not wait any longer, because too much does."""
+        surplus = len(self.pending) - MAX_PENDING
+        return max((piece.end for piece in islice(self.pending, max(0, surplus))), default=float("-inf"))
+
+    def ready(self, until: float) -> Iterator[_Piece]:
+        """Take out what lies before that time, first come first. What comes behind a later piece waits for it."""
+        while self.pending and self.pending[0].end <= until:
+            yield self.pending.popleft()
+
+
+class _Gpu:
+    """One GPU: what its counters were when last seen, what waits, what is counted."""
+
+    __slots__ = ("busy", "energy", "memory_at", "observed", "own", "seen_at", "totals", "track")
+
+    def __init__(self) -> None:
+        self.own = POD
+        self.seen_at: float | None = None
+        self.observed = 0.0
+        self.busy = 0.0
+        self.energy: float | None = None
+        self.memory_at = float("-inf")
+        self.track = _Track()
+        self.totals: dict[Key, Totals] = {}
+
+    def take_in(self, counters: GpuCounters, at: float, memory: Iterable[tuple[float, int]]) -> None:
+        """Put what came since the last look into pieces that wait."""
+        observed = max(0.0, counters.observed_seconds - self.observed)
+        energy = self._energy_rise(counters.energy_joules, news=observed > 0.0)
+        readings = few([each for each in memory if self.memory_at + _SAME_SECONDS < each[0] <= at + _SAME_SECONDS])
+        if observed <= 0.0 and energy is None and not readings:
+            return
+        load = _Piece(at - observed, at, observed=observed, busy=max(0.0, counters.busy_seconds - self.busy))
+        load.memory = readings
+        since = self.seen_at if self.seen_at is not None and self.seen_at < at else load.begin
+        if energy is not None and load.begin - since > _SNAP_SECONDS:  # After a gap: the energy of all of it.
+            self.track.append(_Piece(since, at, energy=energy))
+        else:
+            load.energy = energy
+        self.track.append(load)
+        self.observed, self.busy = counters.observed_seconds, counters.busy_seconds
+        self.energy = counters.energy_joules if counters.energy_joules is not None else self.energy
+        self.memory_at = max([self.memory_at, *(taken_at for taken_at, _ in readings)])
+        self.seen_at = at
+
+    def _energy_rise(self, total: float | None, *, news: bool) -> float | None:
+        """Return joules since the last look; None when they are not known, or when nothing is new."""
+        if total is None:
+            return None
+        rise = max(0.0, total - (self.energy or 0.0))
+        return rise if news or rise > 0.0 or self.energy is None else None
+
+
+class _Line:
+    """The stages of the time that is decided, to split pieces by."""
+
+    def __init__(self, stages: list[Part]) -> None:
+        self._parts = stages
+        self._begins = [part.begin for part in stages]
+
+    def split(self, piece: _Piece, uuid: str) -> list[Share]:
+        """Return the piece's shares: all of it, whatever the lengths. It lies within the line."""
+        first = max(0, bisect_right(self._begins, piece.begin) - 1)
+        last = max(first, bisect_left(self._begins, piece.end) - 1)
+        found = self._parts[first : last + 1]
+        length = piece.end - piece.begin
+        if len(found) == 1 or length <= 0.0:
+            return [_share(piece, uuid, found[-1], 1.0, [used for _, used in piece.memory])]
+        shares: list[Share] = []
+        for part in found:
+            begin, end = max(part.begin, piece.begin), min(part.end, piece.end)
+            within = [used for at, used in piece.memory if self._at(at, found) is part]
+            shares.append(_share(piece, uuid, part, (end - begin) / length, within))
+        return shares
+
+    @staticmethod
+    def _at(at: float, found: list[Part]) -> Part:
+        """Return the part of a moment; of one before or behind all of them, the nearest."""
+        return next((part for part in found if at < part.end), found[-1])
+
+
+def few(readings: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Return the readings, or of too many the highest and the lowest."""
+    if len(readings) <= MAX_READINGS:
+        return readings
+    by_bytes = sorted(readings, key=lambda reading: reading[1])
+    return sorted([by_bytes[0], by_bytes[-1]])
+
+
+def _line(lines: dict[Own, _Line], spans: list[Span], own: Own) -> _Line:
+    """Return the stages as this GPU has them, worked out once for all GPUs alike."""
+    if own not in lines:
+        lines[own] = _Line(parts(spans, own))
+    return lines[own]
+
+
+def _share(piece: _Piece, uuid: str, part: Part, share: float, memory: list[int]) -> Share:
+    begin, end = max(part.begin, piece.begin), min(part.end, piece.end)
+    return Share(
+        uuid=uuid,
+        part=Part(begin, end, part.stage, part.role, part.job, part.step, part.begun and begin == part.begin),
+        observed_seconds=piece.observed * share,
+        busy_seconds=piece.busy * share,
+        energy_joules=None if piece.energy is None else piece.energy * share,
+        memory=tuple(memory),
+    )
+
+
+def _credit(totals: dict[Key, Totals], share: Share) -> None:
+    """Count a share. The first stages have counters of their own, all others one together."""
+    key = (share.part.job, share.part.stage, share.part.role)
+    if key not in totals and len(totals) >= MAX_STAGES - 1:
+        key = OVERFLOW
+    found = totals.get(key)
+    if found is None:
+        found = totals[key] = Totals()
+    found.take(share)
+
+
+def _count(key: Key, totals: Totals) -> StageCount:
+    job, stage, role = key
+    return StageCount(
+        stage,
+        role,
+        totals.observed_seconds,
+        totals.busy_seconds,
+        totals.energy_joules,
+        totals.memory_peak_bytes,
+        totals.memory_floor_bytes,
+        job,
+    )

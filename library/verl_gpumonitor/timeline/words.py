@@ -1,0 +1,202 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which stage a moment was in, when several sources speak of it and some speak late. Pure.
+
+Sources are handed in best first. A moment belongs to the best source whose word reaches over it. One that has not
+come that far yet is waited for, at most until the moment is `WATERMARK_SECONDS` old or the source has been silent
+for `PATIENCE_SECONDS`; then the next best that does know is taken, and `unknown` when there is none.
+
+Example: a source speaks until t=90, a poorer one until t=100, and it is t=101. What lies before 90 is decided by the
+first; the rest waits. At t=135 it is the first one's silence that decides for the second.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+
+from verl_gpumonitor.model.stages import StageInterval, StageSource, StageWord
+from verl_gpumonitor.model.vocabulary import UNKNOWN
+from verl_gpumonitor.stages.choice import choose
+
+WATERMARK_SECONDS: Final = 60.0
+"""No moment waits longer for its stage."""
+PATIENCE_SECONDS: Final = 45.0
+"""A source that stopped is waited for so long. A worker hears its head's word through two reports of 15 s each."""
+NOW_SECONDS: Final = 6.0
+"""A word that is older than this does not tell the present: 5 s, the pace of Ray's agent, and the way to it."""
+MAX_INTERVALS: Final = 1024
+"""Intervals of one word that are looked at in one span; what comes past them does not count."""
+OTHER: Final = "other"
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A time about which one source decides; None: nobody knows."""
+
+    begin: float
+    end: float
+    word: StageWord | None
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A time in one stage."""
+
+    begin: float
+    end: float
+    stage: str
+    role: str
+    job: str = ""
+    step: int | None = None
+    begun: bool = False
+    """Whether the stage was seen to begin at `begin`; not so for one that ran when its source was first heard."""
+
+
+class Own(msgspec.Struct, frozen=True):
+    """Which intervals are a GPU's own. All None: the pod as a whole."""
+
+    local_rank: int | None = None
+    pids: frozenset[int] | None = None
+    """Processes that hold a context on it, where they are visible."""
+    other_pids: frozenset[int] = frozenset()
+    """Those of the pod's other GPUs."""
+
+
+POD: Final = Own()
+
+
+def decided(
+    words: Sequence[StageWord], begin: float, *, now: float, patient: bool, old: float | None = None
+) -> list[Span]:
+    """Return who decides from `begin` on, without a hole, up to the first moment that must wait.
+
+    `words`: best first. `patient`: somebody who knows the past may still come, while nobody speaks at all. `old`: no
+    moment before it waits any longer; None means the watermark.
+    """
+    old = now - WATERMARK_SECONDS if old is None else old
+    words = [clean for clean in (_clean(word, now) for word in words) if clean is not None]
+    spans: list[Span] = []
+    at = begin
+    while (span := _span(words, at, now=now, patient=patient, old=old)) is not None:
+        spans.append(span)
+        at = span.end
+    return spans
+
+
+def parts(spans: Iterable[Span], own: Own = POD) -> list[Part]:
+    """Return the stages of the spans: in order, without a hole, neighbours unlike each other."""
+    found: list[Part] = []
+    for span in spans:
+        for part in _cut(span, own):
+            last = found[-1] if found else None
+            if last is not None and _same(last, part):
+                found[-1] = msgspec.structs.replace(last, end=part.end)
+            else:
+                found.append(part)
+    return found
+
+
+def present(words: Sequence[StageWord], now: float) -> tuple[StageWord, StageInterval | None] | None:
+    """Return the best word that tells the present, and what runs by it; None while nobody does."""
+    for word in words:
+        clean = _clean(word, now)
+        if clean is not None and now - clean.known_until <= NOW_SECONDS:
+            at = clean.known_until
+            running = [each for each in clean.intervals if each.begin <= at and (each.end is None or each.end > at)]
+            return clean, _choose(running, clean)
+    return None
+
+
+def _clean(word: StageWord, now: float) -> StageWord | None:
+    """Return a word without what cannot be: it does not reach into the future, and not further than it begins."""
+    until = min(word.known_until, now)
+    if word.source is StageSource.NONE or not (math.isfinite(word.known_from) and word.known_from < until):
+        return None
+    return word if until == word.known_until else msgspec.structs.replace(word, known_until=until)
+
+
+def _span(words: Sequence[StageWord], at: float, *, now: float, patient: bool, old: float) -> Span | None:
+    """Return who decides from this moment on; None when it must wait."""
+    end = max(now, old)
+    if at >= end:
+        return None
+    for word in words:
+        if at < word.known_from:
+            end = min(end, word.known_from)
+        elif at < word.known_until:
+            return Span(at, min(end, word.known_until), word)
+        elif _speaks(word, now):
+            if at >= old:
+                return None
+            end = min(end, old)
+    if patient and not any(_speaks(word, now) for word in words):
+        end = min(end, old)
+    return Span(at, end, None) if at < end else None
+
+
+def _speaks(word: StageWord, now: float) -> bool:
+    return now - word.known_until < PATIENCE_SECONDS
+
+
+def _same(one: Part, other: Part) -> bool:
+    return (one.stage, one.role, one.job, one.step) == (other.stage, other.role, other.job, other.step)
+
+
+def _cut(span: Span, own: Own) -> Iterable[Part]:
+    """Cut a span where intervals begin and end."""
+    if span.word is None:
+        yield Part(span.begin, span.end, UNKNOWN, UNKNOWN)
+        return
+    intervals = [each for each in span.word.intervals if _touches(each, span) and _concerns(each, own)]
+    intervals = sorted(intervals, key=lambda each: each.begin)[-MAX_INTERVALS:]
+    edges = sorted({span.begin, span.end, *_edges(intervals, span)})
+    active: list[StageInterval] = []
+    coming = 0
+    for begin, end in pairwise(edges):
+        active = [each for each in active if each.end is None or each.end > begin]
+        while coming < len(intervals) and intervals[coming].begin <= begin:
+            active.append(intervals[coming])
+            coming += 1
+        yield _part(begin, end, _choose(active, span.word), span.word)
+
+
+def _choose(intervals: Iterable[StageInterval], word: StageWord) -> StageInterval | None:
+    return choose(intervals, nested=word.source is StageSource.MARKS)
+
+
+def _touches(interval: StageInterval, span: Span) -> bool:
+    """Say whether some of the interval lies in the span. One that has no length lies nowhere."""
+    if interval.end is not None and (interval.end <= span.begin or interval.end <= interval.begin):
+        return False
+    return interval.begin < span.end
+
+
+def _concerns(interval: StageInterval, own: Own) -> bool:
+    """Say whether an interval is about this GPU. Whatever names no GPU is about all of the pod's."""
+    if own.pids is not None and interval.pid is not None:
+        return interval.pid in own.pids or interval.pid not in own.other_pids
+    return own.local_rank is None or interval.local_rank is None or interval.local_rank == own.local_rank
+
+
+def _edges(intervals: Iterable[StageInterval], span: Span) -> Iterable[float]:
+    for each in intervals:
+        if span.begin < each.begin < span.end:
+            yield each.begin
+        if each.end is not None and span.begin < each.end < span.end:
+            yield each.end
+
+
+def _part(begin: float, end: float, chosen: StageInterval | None, word: StageWord) -> Part:
+    if chosen is None:
+        return Part(begin, end, OTHER, UNKNOWN)
+    exact = word.source is StageSource.MARKS or chosen.begin > word.known_from
+    return Part(
+        begin,
+        end,
+        chosen.stage[:64] or OTHER,
+        chosen.role[:64] or UNKNOWN,
+        chosen.job[:128],
+        chosen.step,
+        exact and chosen.begin >= begin,
+    )
