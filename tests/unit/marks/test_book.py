@@ -176,7 +176,7 @@ def test_a_program_between_two_stages_is_believed_for_a_while() -> None:
 
 def test_after_a_silence_it_vouches_anew() -> None:
     run = Program()
-    book = book_of(run.begin("gen", 0), run.end(5), run.begin("gen", 100))
+    book = book_of(run.begin("gen", 0), run.end(5), run.point("a label", 50), run.begin("gen", 100))
     assert known(book, 101) == (100, 101)
     assert spans(book, 101) == [("gen", 100, None)]
 

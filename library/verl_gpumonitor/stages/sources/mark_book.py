@@ -23,8 +23,8 @@ MAX_INTERVALS: Final = 256
 MAX_PROCESSES: Final = 64
 """The one that has been silent the longest makes room."""
 MAX_STEPS: Final = 64
-QUIET_SECONDS: Final = 60.0
-"""A process with no span open vouches so long after its last mark. It may be over, or do what it does not mark."""
+QUIET_SECONDS: Final = 20.0
+"""A process with no span open vouches so long after its last one. It may be over, or do what it does not mark."""
 OPEN_SECONDS: Final = 6 * 3600.0
 """A span without a word of its process is believed so long: a hang is seen as the stage it is in, and a dead process
 is not believed for ever."""
@@ -61,12 +61,14 @@ class _Span(msgspec.Struct, kw_only=True):
 class _Process:
     """One process that marks."""
 
-    __slots__ = ("first", "last", "mark", "memory", "open", "over", "seq", "steps")
+    __slots__ = ("first", "heard", "last", "mark", "memory", "open", "over", "seq", "steps")
 
     def __init__(self, mark: Mark) -> None:
         self.first = _since(mark)
         """Since when it vouches; anew after each silence."""
         self.last = mark.t
+        """When a span last began or ended, or a step was numbered: labels alone say nothing of what runs."""
+        self.heard = mark.t
         self.mark = mark
         """The newest: whose it is does not change."""
         self.memory: Mark | None = None
@@ -78,7 +80,7 @@ class _Process:
 
     def until(self, now: float) -> float:
         """Return up to when it vouches."""
-        return min(now, self.last + (OPEN_SECONDS if self.open else QUIET_SECONDS))
+        return min(now, self.heard + OPEN_SECONDS if self.open else self.last + QUIET_SECONDS)
 
     def spans(self) -> Iterator[_Span]:
         """Return what it did and does, steps left out."""
@@ -107,7 +109,9 @@ class MarkBook:
         process = self._process(mark)
         if mark.t > process.until(mark.t):
             process.first = _since(mark)  # After a silence: what was between is not known.
-        process.last = max(process.last, mark.t)
+        process.heard = max(process.heard, mark.t)
+        if mark.state is not MarkState.POINT or mark.stage == STEP:
+            process.last = max(process.last, mark.t)
         if mark.seq > process.seq:
             process.seq, process.mark = mark.seq, mark
             process.memory = process.memory if mark.memory_used_bytes is None else mark
@@ -124,11 +128,11 @@ class MarkBook:
         process = self._processes.get(mark.process)
         if process is None:
             for other in self._processes.values():
-                if _same_place(other.mark, mark) and mark.t - other.last > REPLACED_SECONDS:
-                    _close(other, other.open, max(mark.t, other.last))
+                if _same_place(other.mark, mark) and mark.t - other.heard > REPLACED_SECONDS:
+                    _close(other, other.open, mark.t)
             process = self._processes[mark.process] = _Process(mark)
             if len(self._processes) > MAX_PROCESSES:
-                del self._processes[min(self._processes, key=lambda name: self._processes[name].last)]
+                del self._processes[min(self._processes, key=lambda name: self._processes[name].heard)]
         return process
 
     # --- answers -----------------------------------------------------------------------------------------------
@@ -280,6 +284,7 @@ def _close(process: _Process, spans: Iterable[int], at: float) -> None:
     for number in list(spans):
         span = process.open.pop(number)
         span.end = max(at, span.begin)
+        process.last = max(process.last, span.end)
         if span.stage != STEP:
             process.over.append(span)
 
