@@ -88,6 +88,27 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """Allocatable, less what all its pods ask for at this moment; None where that was not read."""
 
 
+class GpuLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """How nodes offer their GPUs; the same for many of them."""
+
+    advertised: int
+    """What the device plugins offer, over all resources that count as GPUs."""
+    physical: int | None = None
+    """What is in the machine; None where no label says so."""
+
+    def may_show(self, gpus: int) -> bool:
+        """Whether a pod could see just this many GPUs on such a node, and yet have to share them.
+
+        Device plugins offer each GPU several times for time slicing and MPS, all of them as often. So 4 offered for 2
+        that are there show 2 to whoever asks for 2 of the 4.
+        """
+        if self.advertised <= gpus:
+            return False
+        if self.physical is not None:
+            return self.physical == gpus and self.advertised > self.physical
+        return self.advertised % gpus == 0
+
+
 class RuntimeClass(msgspec.Struct, frozen=True, kw_only=True):
     """What a RuntimeClass does to the pods that name it, beside the choice of the runtime."""
 
@@ -117,5 +138,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     against it."""
     ray_cluster_has_gpus: bool | None = None
     """For a Ray head without GPUs: whether its cluster has groups with GPUs; None when that could not be read."""
+    gpu_layouts: frozenset[GpuLayout] = frozenset()
+    """Of the nodes that take pods."""
     runtime_class: RuntimeClass | None = None
     """The RuntimeClass of the settings; None where it is not there, or is not to be set on this pod."""

@@ -8,12 +8,12 @@ Whatever the API server leaves out or sets to null has a default, because null i
 import base64
 import binascii
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from . import pods, quantities
-from .facts import LimitRangeItem, Namespace, Quota, RuntimeClass, Scope
+from .facts import GpuLayout, LimitRangeItem, Namespace, Quota, RuntimeClass, Scope
 from .pods import Json
 from .quantities import Amounts
 
@@ -127,6 +127,28 @@ class NodeObject(_Object, frozen=True):
         """Whether it is a Linux node with a real kubelet; virtual ones have versions of their own."""
         virtual = (self.metadata.labels or {}).get("type") == "virtual-kubelet"
         return not virtual and self.status.node_info.operating_system.lower() != "windows"
+
+
+_REPLICAS: Final = "nvidia.com/gpu.replicas"
+_COUNT: Final = "nvidia.com/gpu.count"
+"""Labels by NVIDIA's feature discovery: how often each GPU is offered, and how many there are."""
+
+
+def gpu_layout(node: NodeObject, patterns: tuple[str, ...]) -> GpuLayout | None:
+    """Return how a node offers its GPUs; None where it offers none."""
+    advertised = pods.gpus_in(quantities.parse_all(node.status.allocatable), patterns)
+    if advertised <= 0:
+        return None
+    labels = node.metadata.labels or {}
+    replicas, count = _number(labels.get(_REPLICAS)), _number(labels.get(_COUNT))
+    if replicas is not None and replicas > 1:
+        return GpuLayout(advertised=advertised, physical=advertised // replicas)
+    # Without the first label sharing shows in more than there are; with it, there is none.
+    return GpuLayout(advertised=advertised, physical=advertised if replicas is not None else count)
+
+
+def _number(label: str | None) -> int | None:
+    return int(label) if label is not None and label.isascii() and label.isdigit() and len(label) <= 4 else None
 
 
 class PodTemplate(_Object, frozen=True):

@@ -180,6 +180,16 @@ def gpus_requested(pod: Json, patterns: tuple[str, ...]) -> int:
     return sum(gpus_in(container_requests(container), patterns) for container in running)
 
 
+def asks_for_shared_gpus(pod: Json, patterns: tuple[str, ...]) -> bool:
+    """Whether a resource by which it gets GPUs is one that NVIDIA's device plugin offers several times for each."""
+    running = [*containers(pod), *filter(is_native_sidecar, init_containers(pod))]
+    return any(
+        name.endswith(".shared") and gpus_in({name: amount}, patterns) > 0
+        for container in running
+        for name, amount in container_requests(container).items()
+    )
+
+
 def qos_class(pod: Json) -> QosClass:
     """Class that Kubernetes gives the pod: by its own resources if it has some, else by all its containers'."""
     whole: list[Json] = [{"resources": spec(pod).get("resources")}]

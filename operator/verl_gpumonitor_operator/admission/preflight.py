@@ -21,7 +21,7 @@ from verl_gpumonitor_operator.settings import Settings
 
 from . import attendance, facts, mutation, objects, pods, presence, quantities
 from .attendance import Attendance
-from .facts import Cluster, Namespace, Node, RuntimeClass, Version
+from .facts import Cluster, GpuLayout, Namespace, Node, RuntimeClass, Version
 from .kubeapi import ApiError, KubeApi
 from .pods import Json, QosClass
 from .quantities import UNIT, Amounts
@@ -99,6 +99,7 @@ class _Standing(msgspec.Struct, frozen=True, kw_only=True):
     oldest_kubelet: Version | None
     oldest_node: str
     nodes: tuple[Node, ...]
+    gpu_layouts: frozenset[GpuLayout]
 
 
 class Preflight:
@@ -191,6 +192,7 @@ class Preflight:
             ca_pem=self._ca_pem,
             paused=self._paused(namespace_name),
             ray_cluster_has_gpus=ray,
+            gpu_layouts=standing.gpu_layouts,
             runtime_class=runtime_class,
         )
 
@@ -267,8 +269,10 @@ class Preflight:
         nodes: dict[tuple[tuple[str, int], ...], Node] = {}
         kubelets: list[tuple[Version | None, str]] = []
         exact: list[Node] = []
+        layouts: set[GpuLayout | None] = set()
         async for page in self._api.pages("/api/v1/nodes", objects.NodeObject):
             for node in filter(_holds_our_pods, page):
+                layouts.add(objects.gpu_layout(node, self._settings.injection.gpu_resources))
                 kubelets.append((facts.version(node.status.node_info.kubelet_version), node.metadata.name))
                 if not node.spec.unschedulable:
                     room = _room(node, daemons)
@@ -281,6 +285,7 @@ class Preflight:
             oldest_kubelet=oldest,
             oldest_node=name,
             nodes=tuple(exact) if len(exact) <= FEW_NODES else tuple(nodes.values()),
+            gpu_layouts=frozenset(layout for layout in layouts if layout is not None),
         )
         return True
 

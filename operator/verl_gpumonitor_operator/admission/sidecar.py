@@ -124,9 +124,13 @@ def _environment(pod: Json, *, settings: operator_settings.Settings, cluster: Cl
         wiring.ENV_NODE_NAME: "spec.nodeName",
     }
     gpus = pods.gpus_requested(pod, settings.injection.gpu_resources)
+    shared_gpus = pods.asks_for_shared_gpus(pod, settings.injection.gpu_resources) or (
+        gpus > 0 and any(layout.may_show(gpus) for layout in cluster.gpu_layouts)
+    )
     shares = pods.shares_processes(pod) or will_share_processes(pod, settings.injection)
     values = {
         wiring.ENV_GPUS_REQUESTED: str(gpus),
+        **({wiring.ENV_GPUS_SHARED: "1"} if shared_gpus else {}),
         wiring.ENV_RAY_NODE_TYPE: "" if pods.family(pod) in (Family.KUBEFLOW, None) else str(pods.family(pod)),
         wiring.ENV_SHARED_PROCESSES: "1" if shares else "0",
         wiring.ENV_SHM_PATH: wiring.SHM_PATH if pods.shm_volume(pod) else "",

@@ -15,7 +15,7 @@ import pytest
 
 from tests.unit.admission import samples
 from verl_gpumonitor_operator.admission import kubeapi, preflight
-from verl_gpumonitor_operator.admission.facts import Cluster, Namespace, RuntimeClass, Version
+from verl_gpumonitor_operator.admission.facts import Cluster, GpuLayout, Namespace, RuntimeClass, Version
 from verl_gpumonitor_operator.admission.kubeapi import Address, ApiError, KubeApi
 from verl_gpumonitor_operator.admission.objects import NodeObject
 from verl_gpumonitor_operator.admission.preflight import Preflight, PreflightError
@@ -180,6 +180,15 @@ async def test_a_runtime_class_that_cannot_be_read_is_not_set() -> None:
         fake.refused["/apis/node.k8s.io/v1/runtimeclasses/nvidia"] = 500
         with pytest.raises(PreflightError, match="runtimeclasses/nvidia: 500"):
             await known.gather(WORKER, "team-a")
+
+
+async def test_how_nodes_offer_their_gpus_is_known() -> None:
+    async with fake_api.running() as fake:
+        shared = node("b", allocatable={"nvidia.com/gpu": "16"})
+        shared["metadata"]["labels"]["nvidia.com/gpu.replicas"] = "4"
+        fake.objects["/api/v1/nodes"] = [node("a"), shared, node("c", allocatable={"nvidia.com/gpu": "0"})]
+        _, cluster = await gathered(fake, WORKER)
+        assert cluster.gpu_layouts == {GpuLayout(advertised=8), GpuLayout(advertised=16, physical=4)}
 
 
 async def test_limits_of_the_namespace_are_read() -> None:

@@ -17,6 +17,7 @@ import pytest
 from verl_gpumonitor_operator.admission import sidecar
 from verl_gpumonitor_operator.admission.facts import (
     Cluster,
+    GpuLayout,
     LimitRangeItem,
     Namespace,
     Node,
@@ -57,6 +58,7 @@ GCSFUSE: samples.Pod = {
     "resources": samples.resources(cpu="250m", memory="256Mi"),
     "volumeMounts": [{"name": "gke-gcsfuse-tmp", "mountPath": "/gcsfuse-tmp"}],
 }
+SHARED_GPU = "nvidia.com/gpu.shared"
 TOLERATION: samples.Pod = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 BY_CLASS = samples.injection(visibility=Visibility.RUNTIME_CLASS)
 DEFAULTS = LimitRangeItem(
@@ -197,6 +199,13 @@ INJECTED = {
         samples.with_spec(WORKER, nodeSelector={"gpu": "yes"}, tolerations=[TOLERATION]),
         cluster=samples.cluster(runtime_class=RuntimeClass(node_selector={"gpu": "yes"}, tolerations=(TOLERATION,))),
         settings=BY_CLASS,
+    ),
+    "shared gpus by the name of the resource": Case(
+        samples.with_spec(MASTER, containers=[{"name": "pytorch", "resources": {"limits": {SHARED_GPU: "1"}}}]),
+        settings=samples.injection(gpu_resources=(r".*/gpu(\.shared)?",)),
+    ),
+    "gpus that a node may share": Case(
+        WORKER, cluster=samples.cluster(gpu_layouts=frozenset([GpuLayout(advertised=16, physical=4)]))
     ),
     "runtime class does not exist": Case(WORKER, settings=samples.injection(visibility=Visibility.RUNTIME_CLASS)),
     "no controller known": Case(WORKER, cluster=samples.cluster(controller_address=None)),

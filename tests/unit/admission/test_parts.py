@@ -151,6 +151,34 @@ def test_a_daemon_set_takes_room_only_where_its_selector_matches() -> None:
 
 
 @pytest.mark.parametrize(
+    ("labels", "requested", "shared"),
+    [
+        pytest.param({}, 8, False, id="all that the node offers"),
+        pytest.param({}, 4, True, id="half of it: two pods may have the same four"),
+        pytest.param({}, 3, False, id="three do not divide eight, so no node of three looks like this"),
+        pytest.param({"nvidia.com/gpu.count": "8"}, 4, False, id="it is known to have eight"),
+        pytest.param({"nvidia.com/gpu.count": "4"}, 4, True, id="it is known to have four"),
+        pytest.param({"nvidia.com/gpu.count": "2"}, 4, False, id="two are never taken for four"),
+        pytest.param({"nvidia.com/gpu.replicas": "1"}, 4, False, id="each is offered once"),
+        pytest.param({"nvidia.com/gpu.replicas": "2"}, 4, True, id="each is offered twice"),
+        pytest.param({"nvidia.com/gpu.replicas": "8"}, 1, True, id="one is offered eight times"),
+        pytest.param({"nvidia.com/gpu.replicas": "8"}, 8, False, id="eight replicas show one GPU"),
+        pytest.param({"nvidia.com/gpu.replicas": "many"}, 4, True, id="a label that nobody understands"),
+    ],
+)
+def test_which_nodes_may_show_a_pod_gpus_that_it_shares(labels: dict[str, str], requested: int, shared: bool) -> None:
+    document = {"metadata": {"labels": labels}, "status": {"allocatable": {"cpu": "96", "nvidia.com/gpu": "8"}}}
+    node = msgspec.json.decode(json.dumps(document), type=objects.NodeObject)
+    layout = objects.gpu_layout(node, (r".*/gpu$",))
+    assert layout is not None
+    assert layout.may_show(requested) is shared
+
+
+def test_a_node_without_gpus_has_no_layout() -> None:
+    assert objects.gpu_layout(objects.NodeObject(), (r".*/gpu$",)) is None
+
+
+@pytest.mark.parametrize(
     ("state", "paused"),
     [
         pytest.param(BreakerState(), False, id="closed"),

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a person is told at the end of an installation. Helm renders it in an installation alone: it is made an object."""
+"""What a person is told at the end of an installation.
+
+Helm renders it in an installation alone, so it is made an object here.
+"""
 
 import json
 import shutil
