@@ -1,0 +1,237 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Advice about GPUs that wait: for each other (Imbalance), or for work (LowUtilization). Pure."""
+
+from collections.abc import Callable
+from typing import Final
+
+from verl_gpumonitor.model.findings import Advice
+
+from . import levers
+from .case import Case, Found, say
+from .catalogue import MEGATRON
+from .config import A, M, R
+from .memory import lone_gpu
+
+_ROLLOUT: Final = frozenset({"gen", "testing", "reward"})
+
+
+def imbalance(case: Case) -> Found:
+    """Yield what evens out GPUs of one pool, by what they differ in."""
+    metric = case.finding.evidence.get("metric")
+    if metric == "memory":
+        if case.config.flavour == MEGATRON:
+            yield _pipeline_layers(case)
+        yield from lone_gpu(case)
+        return
+    if metric == "time":
+        yield from _slow_gpu(case)
+        return
+    yield from _uneven_load(case)
+
+
+def _pipeline_layers(case: Case) -> Advice | None:
+    if (case.config.integer(f"{A}.megatron.pipeline_model_parallel_size") or 1) < 2:
+        return None
+    return say(
+        "Give the first and last pipeline stage fewer layers (Megatron's num_layers_in_last_pipeline_stage or"
+        " account_for_embedding_in_pipeline_split in override_transformer_config): they also hold the embeddings",
+        reason="pipeline stages hold different parts of the model",
+    )
+
+
+def _slow_gpu(case: Case) -> Found:
+    yield levers.balance_batch(case)
+    yield levers.dynamic_batches(case)
+    yield say(
+        "Compare clocks, temperature and power of that GPU with its peers (throttling, a lower power limit), and"
+        " its links (nvidia-smi topo -m, NVLink errors); if it stays slow on the same node, have the node looked at",
+        reason="the same work takes longer on it",
+    )
+
+
+def _uneven_load(case: Case) -> Found:
+    """In rollout fewer GPUs in each replica share the answers better; in training the batch is dealt out by tokens."""
+    rollout = case.stage in _ROLLOUT
+    if not rollout:
+        yield levers.balance_batch(case)
+    if rollout or case.stage is None:
+        yield levers.smaller_rollout_groups(case)
+    yield levers.all_gpus(case)
+    yield levers.own_reward_pool(case)
+    if not rollout:
+        yield levers.dynamic_batches(case)
+        yield levers.remove_padding(case, M)
+    yield say(
+        "Check where the workers lie: one rank for each GPU (Ray's dashboard, nvidia-smi), no replica across nodes,"
+        " and no model loaded on one device by default",
+        reason="some GPUs of the pool work while others wait",
+    )
+
+
+def low_utilization(case: Case) -> Found:
+    """Yield what gives idle GPUs work, by stage."""
+    yield from _STAGES.get(case.stage or "", _any_stage)(case)
+
+
+def _gen(case: Case) -> Found:
+    config = case.config
+    yield levers.all_gpus(case)
+    yield levers.chunked_prefill(case)
+    yield levers.more_sequences(case)
+    if (config.integer(f"{R}.tensor_model_parallel_size") or 1) > 1:
+        yield levers.smaller_rollout_groups(case)
+    if config.flag(f"{R}.multi_turn.enable"):
+        yield _SLOW_TOOLS
+    yield levers.larger_rollout_share(case)
+    yield levers.more_batched_tokens(case)
+    yield _reward_workers(case)
+    yield levers.log_stats(case)
+    yield levers.asynchronous(case)
+    yield say(
+        "See what the engines wait for: a long tail of few long answers, tools, or rewards",
+        reason=_idle(case),
+        confidence="low",
+    )
+
+
+_SLOW_TOOLS: Final = say(
+    "Answers wait for tools between their turns: bound the time of one call, and run more of them at once",
+    reason="multi_turn.enable is on",
+)
+
+
+def _reward(case: Case) -> Found:
+    yield _reward_workers(case)
+    yield levers.own_reward_pool(case)
+    yield say(
+        "Rewards are computed on the CPU while GPUs wait: make the function asynchronous, bound the time of one"
+        " call (sandbox, judge), or give the head more cores",
+        reason=_idle(case),
+    )
+
+
+def _reward_workers(case: Case) -> Advice | None:
+    key = "reward.num_workers" if case.config.versions.since("0.7.1") else "reward_model.num_workers"
+    current = case.config.integer(key)
+    if current is None or case.stage not in _ROLLOUT or not case.config.launch.known:
+        return None
+    value = current * 2
+    if value > 64:
+        return None
+    text = f"If rewards are what it waits for, raise {key} from {current} to {value}: more of them are computed at once"
+    price = "CPU and host memory for each worker"
+    return case.change(key, str(value), text=text, reason=_idle(case), price=price, confidence="low")
+
+
+def _update_actor(case: Case) -> Found:
+    yield levers.remove_padding(case, M)
+    yield levers.larger_batch(case, "update_actor")
+    yield levers.dynamic_batches(case)
+    yield from _no_copies(case, "actor")
+    yield levers.balance_batch(case)
+    yield _profile(case)
+
+
+def _old_log_prob(case: Case) -> Found:
+    yield levers.remove_padding(case, M)
+    yield levers.larger_batch(case, "old_log_prob")
+    yield levers.dynamic_batches(case)
+    yield _profile(case)
+
+
+def _ref(case: Case) -> Found:
+    yield levers.remove_padding(case, M)
+    yield levers.larger_batch(case, "ref")
+    yield levers.dynamic_batches(case)
+    yield _profile(case)
+
+
+def _update_critic(case: Case) -> Found:
+    yield levers.remove_padding(case, "critic.model")
+    yield levers.larger_batch(case, "update_critic")
+    yield from _no_copies(case, "critic")
+    yield _profile(case)
+
+
+def _values(case: Case) -> Found:
+    yield levers.remove_padding(case, "critic.model")
+    yield levers.larger_batch(case, "values")
+    yield _profile(case)
+
+
+def _no_copies(case: Case, role: str) -> Found:
+    root = levers.offload_root(case, role)
+    if case.context.gpu_headroom_bytes is not None:
+        yield levers.keep_on_gpu(case, root, "optimizer")
+        yield levers.keep_on_gpu(case, root, "param")
+
+
+def _save_checkpoint(case: Case) -> Found:
+    key, current = "trainer.save_freq", case.config.integer("trainer.save_freq")
+    share = case.figure("idle_ratio", "stage_share")
+    if current is not None and current > 0:
+        value = current * (4 if share and share > 0.3 else 2)
+        text = f"Raise {key} from {current} to {value}: GPUs stand idle while a checkpoint is written"
+        yield case.change(key, str(value), text=text, reason=_idle(case), price="a failure loses more steps")
+    yield say(
+        "Write checkpoints to a faster or a local disk, sharded, or asynchronously",
+        reason=_idle(case),
+        price="a local disk ends with its node",
+    )
+
+
+def _testing(case: Case) -> Found:
+    key, current = "trainer.test_freq", case.config.integer("trainer.test_freq")
+    if current is not None and current > 0:
+        text = f"Raise {key} from {current} to {2 * current}: validation takes time in which nothing is learnt"
+        yield case.change(key, str(2 * current), text=text, reason=_idle(case), price="fewer points of validation")
+    yield from _gen(case)
+
+
+def _update_weights(case: Case) -> Found:
+    yield say(
+        "Look at the links between the GPUs (nvidia-smi topo -m, NCCL_DEBUG=INFO): handing over weights is bound by"
+        f" them; larger pieces ({R}.checkpoint_engine.update_weights_bucket_megabytes, from verl 0.7.1) mean fewer"
+        " of them",
+        reason=_idle(case),
+        price="more GPU memory in the hand-over",
+        confidence="low",
+    )
+
+
+def _any_stage(case: Case) -> Found:
+    yield levers.all_gpus(case)
+    yield _profile(case)
+
+
+def _profile(case: Case) -> Advice:
+    return say(
+        "Profile one step (global_profiler.tool=nsys or torch, global_profiler.steps, from verl 0.6.1): waiting for"
+        " data, for copies between host and GPU, or for another rank look different there",
+        reason=_idle(case),
+        price="the steps under the profiler are slower",
+        confidence="low",
+    )
+
+
+def _idle(case: Case) -> str:
+    idle, busy = case.figure("idle_ratio"), case.figure("utilization")
+    stage = case.stage or "the step"
+    if idle is not None and 0 <= idle <= 1:
+        return f"GPUs are idle for {idle:.0%} of {stage}"
+    return f"GPUs are {busy:.0%} busy in {stage}" if busy is not None and 0 <= busy <= 1 else f"GPUs wait in {stage}"
+
+
+_STAGES: Final[dict[str, Callable[[Case], Found]]] = {
+    "gen": _gen,
+    "reward": _reward,
+    "update_actor": _update_actor,
+    "old_log_prob": _old_log_prob,
+    "ref": _ref,
+    "update_critic": _update_critic,
+    "values": _values,
+    "save_checkpoint": _save_checkpoint,
+    "testing": _testing,
+    "update_weights": _update_weights,
+}
