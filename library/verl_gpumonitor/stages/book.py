@@ -7,7 +7,7 @@ last look that saw a thing and the first that did not. Where something else bega
 is the end, for a process does one thing at a time; else the middle is taken.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Final
 
@@ -22,6 +22,8 @@ MAX_ENDED: Final = 512
 MAX_RUNNING: Final = 256
 """At one place."""
 MAX_PLACES: Final = 4096
+MAX_OPEN: Final = 32_768
+"""Running things at all places."""
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +72,8 @@ class Book:
         self._seen_at: float | None = None
         self._gap = manner.gap_seconds
         self._open: dict[tuple[str, str], _Open] = {}
+        self._running: Counter[str] = Counter()
+        """Number of the open ones by place."""
         self._ended: dict[str, deque[StageInterval]] = {}
 
     def look(self, at: float, running: Iterable[Running], *, whole: bool = True) -> bool:
@@ -88,8 +92,10 @@ class Book:
         new = [(key, thing) for key, thing in things.items() if key not in self._open]
         gone = [key for key in self._open if key not in things] if whole else []
         began = self._begins(new, before, at)
+        followers = _followers(began) if gone else {}
         for key in gone:
-            self._end(self._open.pop(key), began, before, at)
+            self._running[key[0]] -= 1
+            self._end(self._open.pop(key), followers, before, at)
         for (key, _), entry in zip(new, began, strict=True):
             self._admit(key, entry)
         for key in things.keys() & self._open.keys():
@@ -104,6 +110,7 @@ class Book:
             for entry in self._open.values():
                 self._close(entry, entry.seen_at)
         self._open.clear()
+        self._running.clear()
         self._known_from = self._seen_at = None
 
     @property
@@ -166,17 +173,20 @@ class Book:
         return max(before - self._manner.settle_seconds, (before + at) / 2 - self._manner.lag_seconds)
 
     def _admit(self, key: tuple[str, str], entry: _Open) -> None:
-        if len(self._open) < MAX_PLACES * 8 and sum(1 for place, _ in self._open if place == key[0]) < MAX_RUNNING:
+        if len(self._open) < MAX_OPEN and self._running[key[0]] < MAX_RUNNING:
             self._open[key] = entry
+            self._running[key[0]] += 1
 
-    def _end(self, entry: _Open, began: list[_Open], before: float | None, at: float) -> None:
+    def _end(
+        self, entry: _Open, followers: dict[tuple[str, str | None], list[float]], before: float | None, at: float
+    ) -> None:
         if before is None:
             # It ended in a time in which nobody looked.
             self._close(entry, entry.seen_at)
             return
         first = max(entry.begin, before - self._manner.settle_seconds)
-        followers = [other.begin for other in began if _follows(other.thing, entry.thing)]
-        next_begin = min((begin for begin in followers if first < begin <= at), default=None)
+        begins = followers.get((entry.thing.place, entry.thing.lane or None), ())
+        next_begin = min((begin for begin in begins if first < begin <= at), default=None)
         self._close(entry, self._between(before, at) if next_begin is None else next_begin)
 
     def _close(self, entry: _Open, end: float) -> None:
@@ -193,10 +203,17 @@ class Book:
                 ended.popleft()
             if not ended:
                 del self._ended[place]
+        if len(self._running) > MAX_PLACES:
+            self._running = +self._running
 
 
-def _follows(thing: Running, other: Running) -> bool:
-    return thing.place == other.place and (not other.lane or thing.lane == other.lane)
+def _followers(began: Iterable[_Open]) -> dict[tuple[str, str | None], list[float]]:
+    """Return the begins by place and lane, and by place alone, for what is in no lane."""
+    found: dict[tuple[str, str | None], list[float]] = {}
+    for entry in began:
+        for lane in {entry.thing.lane or None, None}:
+            found.setdefault((entry.thing.place, lane), []).append(entry.begin)
+    return found
 
 
 def _interval(entry: _Open, end: float | None) -> StageInterval:

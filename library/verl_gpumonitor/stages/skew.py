@@ -25,7 +25,10 @@ class Skew:
 
     @property
     def seconds(self) -> float:
-        """How far the node's clock is ahead: the smallest that fits, and 0 where nothing speaks against it."""
+        """How far the node's clock is ahead; 0 where nothing speaks against it.
+
+        Else the lower bound, which the task that was seen soonest after its begin brings close to the truth.
+        """
         if not self._bounds:
             return 0.0
         least = max(low for low, _ in self._bounds)
@@ -33,4 +36,4 @@ class Skew:
         if least > most:
             # The clock was set meanwhile: the last task alone counts.
             least, most = self._bounds[-1]
-        return min(max(0.0, least), most)
+        return 0.0 if least <= 0 <= most else least

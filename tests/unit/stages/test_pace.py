@@ -94,7 +94,7 @@ def test_whatever_the_answers_cost_the_share_is_kept(calls: list[tuple[float, fl
         pytest.param([(9.5, 9, 10)], 0.0, id="nothing speaks against the same clock"),
         pytest.param([(40.0, 9, 10)], 30.0, id="a begin after the look is of a clock ahead"),
         pytest.param([(40.0, 9, 10), (51.9, 20, 21)], 30.9, id="the closest bound holds"),
-        pytest.param([(2.0, 9, 10)], -7.0, id="one before the last look is of a clock behind"),
+        pytest.param([(2.0, 9, 10)], -8.0, id="one before the last look is of a clock behind"),
         pytest.param([(40.0, 9, 10), (20.5, 20, 21)], 0.0, id="a clock that was set counts as it is now"),
     ],
 )
