@@ -14,8 +14,6 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from .report import Bytes, Step, UnixSeconds, Uuid, Word
-
 MAX_MARK_BYTES: Final = 1024
 """A longer datagram is dropped unread."""
 MAX_OPEN: Final = 16
@@ -26,7 +24,12 @@ STEP: Final = "step"
 EVERY_NODE: Final = "*"
 """In place of a node's IP in `ClusterStages`: the driver speaks for all nodes of its Ray cluster."""
 
-Sequence = Annotated[int, Meta(ge=0, le=2**53)]
+# As in a report. Not imported from there: in a training process its many types would cost half the import.
+Word = Annotated[str, Meta(min_length=1, max_length=64)]
+Uuid = Annotated[str, Meta(min_length=1, max_length=96)]
+Bytes = Annotated[int, Meta(ge=0, le=2**50)]
+UnixSeconds = Annotated[float, Meta(ge=0.0, le=1e11)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class MarkState(StrEnum):
@@ -77,18 +80,18 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Drawn by each process at its first mark: pids repeat among the containers of a pod."""
     pid: Annotated[int, Meta(ge=1, le=2**31)]
     """Within the program's own container."""
-    seq: Sequence
+    seq: Count
     """Rises with each mark of the process. Threads may send in another order."""
-    span: Sequence = 0
+    span: Count = 0
     """Ties an end to its begin; 0 for a point."""
     begin: UnixSeconds | None = None
     """On an end: when it began."""
-    open: Annotated[list[Sequence], Meta(max_length=MAX_OPEN)] = []
+    open: Annotated[list[Count], Meta(max_length=MAX_OPEN)] = []
     """Spans that are open in the process after this mark."""
     scope: MarkScope = MarkScope.DRIVER
     role: Annotated[str, Meta(max_length=64)] = ""
     """Empty: that of the stage."""
-    step: Step | None = None
+    step: Count | None = None
     """verl's number of the step that runs; on a point of `step`, of the one that ended."""
     rank: Annotated[int, Meta(ge=0, le=10**6)] | None = None
     local_rank: Annotated[int, Meta(ge=0, le=1024)] | None = None

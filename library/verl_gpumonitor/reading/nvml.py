@@ -14,6 +14,7 @@ import ctypes
 import struct
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, TypeVar, TypeVarTuple
 
@@ -157,6 +158,12 @@ def unavailable_reason(code: int, *, driver_is_loaded: bool) -> UnavailableReaso
     if code in (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH):
         return UnavailableReason.DRIVER_NOT_LOADED
     return UnavailableReason.NVML_ERROR
+
+
+def close_library() -> None:
+    """Close the library as this process inherited it: a forked child must open it anew. Quiet if it is not open."""
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlShutdown()
 
 
 class _GpuLost(Exception):  # noqa: N818 - passes within this module

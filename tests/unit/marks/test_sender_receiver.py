@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from verl_gpumonitor.model.marks import MarkScope
-from verl_gpumonitor.stages.sources.marks import MAX_TAKEN, MarkReceiver, MarkSender, Whereabouts, whereabouts
+from verl_gpumonitor.stages.sources.mark_sender import Whereabouts, whereabouts
+from verl_gpumonitor.stages.sources.marks import MAX_TAKEN, MarkReceiver, MarkSender
 
 GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 
