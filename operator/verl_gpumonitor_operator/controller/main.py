@@ -34,8 +34,8 @@ from prometheus_client import (
 )
 
 from verl_gpumonitor_operator import certs, logs
-from verl_gpumonitor_operator.kube.client import KubeClient
-from verl_gpumonitor_operator.kube.errors import KubeError
+from verl_gpumonitor_operator.kube.client import KubeClient, object_path
+from verl_gpumonitor_operator.kube.errors import ForbiddenError, KubeError, NotFoundError, ServerFaultError
 from verl_gpumonitor_operator.settings import Settings, SettingsError, load
 
 from .assessment import limits_of
@@ -141,7 +141,11 @@ class Controller:
         self._build_ingest()
         self._build_rescue(owner)
         self.supervisor = Supervisor(
-            access=client.access, permitted=self._permitted, seen=self._seen, restarted=self.sweeper.soon
+            access=client.access,
+            permitted=self._permitted,
+            works=self._works,
+            seen=self._seen,
+            restarted=self.sweeper.soon,
         )
         self._build_metrics()
 
@@ -232,6 +236,19 @@ class Controller:
         for verb in ("list", "watch"):
             if not await self.reviews.may(verb, group=resource.group, resource=resource.plural):
                 return False
+        return True
+
+    async def _works(self, watched: Watched) -> bool:
+        """Whether one object of this kind can be listed. Where that of our own cannot, it is the API server."""
+        resource = RESOURCES[watched]
+        try:
+            await self._client.get(object_path(f"{resource.group}/{resource.version}", resource.plural), {"limit": 1})
+        except (NotFoundError, ForbiddenError):
+            return True
+        except ServerFaultError:
+            if watched is Watched.MONITOR:
+                raise
+            return False
         return True
 
     def _seen(self, watched: Watched, deleted: bool, body: Any) -> None:

@@ -4,18 +4,20 @@
 
 Only `@kopf.on.event` handlers that return None: every other kind of handler writes annotations or finalizers into the
 user's object, or a result into its status, and a finalizer of ours would keep a job from being deleted while we are
-away. kopf ends itself when a kind that it watches is refused for long, so it is asked first what it may watch, and a
-supervisor starts it again, without what is refused, after each end.
+away. Left to itself, kopf ends when a single kind is refused or fails for a minute. So its requests never give up, it
+is asked first what it may watch and what can be listed, and a supervisor starts it again, without what is refused or
+broken, after each end: all other kinds go on.
 
 What kopf sees is handed to the controller's own loop; nothing here decides anything.
 """
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -31,7 +33,7 @@ from .jobs import KINDS, JobKind
 logger = logging.getLogger(__name__)
 
 RECHECK_SECONDS: Final = 300.0
-"""A kind that was refused is asked for again after this time."""
+"""A kind that was refused or broken is asked for again after this time; the sweeps list it meanwhile."""
 STEADY_SECONDS: Final = 60.0
 """kopf that lived this long was well: its next restart is quick again."""
 MAX_BACKOFF_SECONDS: Final = 60.0
@@ -80,6 +82,17 @@ def register(
         seen(event["type"] == "DELETED", dict(event["object"]))
 
 
+class Backoffs:
+    """Seconds between the attempts of one of kopf's requests, without end.
+
+    A request that gives up ends kopf, and with it the watches of all kinds: kopf's own nine attempts take 54 s.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        """Return the pauses, the first ones as kopf has them."""
+        return itertools.chain((1.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0), itertools.repeat(30.0))
+
+
 def settings() -> kopf.OperatorSettings:
     """Return kopf's settings: nothing is written anywhere, and no silence is taken for health."""
     chosen = kopf.OperatorSettings()
@@ -90,6 +103,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.watching.client_timeout = 310
     chosen.watching.connect_timeout = 30
     chosen.watching.chunk_size = 500
+    chosen.networking.error_backoffs = Backoffs()
     chosen.networking.connect_timeout = 10
     chosen.networking.request_timeout = 30
     chosen.process.ultimate_exiting_timeout = None
@@ -126,9 +140,11 @@ class WatchState:
     restarts: int = 0
     running: bool = False
     refused: frozenset[Watched] = frozenset()
+    broken: frozenset[Watched] = frozenset()
+    """Kinds that could not be listed when kopf was started, and that it does not watch therefore."""
 
 
-NOISY: Final = ("kopf.objects", "kopf.activities", "kopf._cogs.clients.api", "kopf._core.reactor")
+NOISY: Final = ("kopf.objects", "kopf.activities", "kopf._cogs.clients", "kopf._core.reactor")
 """Loggers of kopf that write for each event, each attempt of a request, or what the sweep says already."""
 SAID_ELSEWHERE: Final = ("Request attempt", "Unresolved resources", "OS signals are ignored")
 
@@ -160,6 +176,8 @@ class Supervisor:
     permitted: Permitted
     """Asks whether a kind may be listed and watched. May raise KubeError."""
     seen: Seen
+    works: Permitted
+    """Asks whether a kind can be listed at all (a conversion webhook may be away). May raise KubeError."""
     restarted: Callable[[], None]
     """Told after each start of kopf: what was deleted before it is not told, so a sweep is due."""
     state: WatchState = field(default_factory=WatchState)
@@ -190,6 +208,7 @@ class Supervisor:
         if refused != self.state.refused:
             logger.warning("kinds that may not be watched", extra={"reason": ", ".join(sorted(refused)) or "none"})
         self.state.refused = refused
+        allowed = await self._working(allowed)
         loop = asyncio.get_running_loop()
 
         def hand_over(watched: Watched, deleted: bool, body: Mapping[str, Any]) -> None:
@@ -202,13 +221,22 @@ class Supervisor:
         ended = run.start(loop)
         self.state.running = True
         self.restarted()
-        recheck = RECHECK_SECONDS if refused else None
+        recheck = RECHECK_SECONDS if refused or self.state.broken else None
         try:
             await asyncio.wait_for(asyncio.shield(ended), timeout=recheck)
             logger.warning("kopf ended by itself, starting it again")
         except TimeoutError:
             run.stop()
             await ended
+
+    async def _working(self, allowed: Sequence[Watched]) -> list[Watched]:
+        """Leave out the kinds that cannot be listed: an error in a watch's stream ends kopf at once."""
+        working = [watched for watched in allowed if await self.works(watched)]
+        broken = frozenset(set(allowed) - set(working))
+        if broken != self.state.broken:
+            logger.warning("kinds that cannot be listed", extra={"reason": ", ".join(sorted(broken)) or "none"})
+        self.state.broken = broken
+        return working
 
 
 class _Run:

@@ -70,6 +70,7 @@ def test_every_watched_kind_has_a_place() -> None:
         pytest.param("kopf.objects", logging.INFO, "Handler 'x' succeeded.", False, id="each event"),
         pytest.param("kopf.objects", logging.WARNING, "Something is odd.", True, id="a warning"),
         pytest.param("kopf._cogs.clients.api", logging.ERROR, "Request attempt #1/9 failed", False, id="an attempt"),
+        pytest.param("kopf._cogs.clients.watching", logging.ERROR, "Request attempt #9", False, id="one of a watch"),
         pytest.param(
             "kopf._core.reactor.observation", logging.WARNING, "Unresolved resources", False, id="absent CRDs"
         ),
@@ -135,11 +136,14 @@ async def supervised(supervisor: Supervisor, runs: list[FakeRun], lives: int) ->
     await asyncio.gather(task, return_exceptions=True)
 
 
-def supervisor_of(*answers: object) -> Supervisor:
+def supervisor_of(*answers: object, broken: frozenset[Watched] = frozenset()) -> Supervisor:
     left = list(answers)
 
     async def access() -> Access:
         return ACCESS
+
+    async def works(watched: Watched) -> bool:
+        return watched not in broken
 
     async def permitted(watched: Watched) -> bool:
         answer = left[0] if len(left) == 1 else left.pop(0)
@@ -147,7 +151,7 @@ def supervisor_of(*answers: object) -> Supervisor:
             raise answer
         return watched not in answer  # type: ignore[operator]
 
-    return Supervisor(access=access, permitted=permitted, seen=lambda *_: None, restarted=lambda: None)
+    return Supervisor(access=access, permitted=permitted, works=works, seen=lambda *_: None, restarted=lambda: None)
 
 
 async def test_kopf_is_started_again_after_each_end(runs: list[FakeRun]) -> None:
@@ -162,6 +166,14 @@ async def test_kopf_is_started_without_what_is_refused(runs: list[FakeRun]) -> N
     await supervised(supervisor, runs, 1)
     assert set(runs[0].watched) == {Watched.RAY_CLUSTER, Watched.PYTORCH_JOB, Watched.MONITOR}
     assert supervisor.state.refused == {Watched.TRAIN_JOB, Watched.RAY_JOB}
+
+
+async def test_kopf_is_started_without_what_cannot_be_listed(runs: list[FakeRun]) -> None:
+    supervisor = supervisor_of({Watched.TRAIN_JOB}, broken=frozenset({Watched.RAY_CLUSTER}))
+    await supervised(supervisor, runs, 1)
+    assert set(runs[0].watched) == {Watched.RAY_JOB, Watched.PYTORCH_JOB, Watched.MONITOR}
+    assert supervisor.state.refused == {Watched.TRAIN_JOB}
+    assert supervisor.state.broken == {Watched.RAY_CLUSTER}
 
 
 async def test_an_api_server_that_is_away_is_waited_for(runs: list[FakeRun]) -> None:
