@@ -47,6 +47,8 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     """UUIDs."""
     stage: str | None = None
     role: str | None = None
+    ranks: tuple[int, ...] = ()
+    """Ranks, where known: the local ones of a pod."""
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,6 +76,8 @@ class GpuCounters(msgspec.Struct, frozen=True, kw_only=True):
     memory_peak_bytes: int | None = None
     memory_recent_peak_bytes: int | None = None
     """Highest memory in use in the last 60 s before the newest sample."""
+    memory_readings: tuple[tuple[float, int], ...] = ()
+    """The last few readings of memory in use, (time, bytes), oldest first: they come more often than samples do."""
     xid_errors: dict[int, int] = {}
     """Xid code -> number seen."""
     xid_last_at: dict[int, float] = {}

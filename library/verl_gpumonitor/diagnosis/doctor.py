@@ -1,0 +1,181 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""The engine: lines of one workload in, findings with a life out. Pure; the lines' own times are its only clock.
+
+A rule says what holds now. The engine keeps a problem from flapping (it must hold, and be away, for a while), opens
+the same finding again when it comes back within the cool-down, and leaves out what another open finding explains.
+"""
+
+from collections.abc import Iterable
+from typing import Final, TypeVar
+
+import msgspec
+
+from verl_gpumonitor.model.findings import Finding, TrackedFinding
+from verl_gpumonitor.model.trace import Header, Record, XidLine
+
+from .explanations import explained_by
+from .history import History
+from .hysteresis import Alert, AlertPhase, advance
+from .rule import Cadence, Case, Rule
+from .rulebook import RULES
+from .thresholds import Thresholds
+
+T = TypeVar("T")
+
+JUDGE_SECONDS: Final = 1.0
+"""Rules look at most so often."""
+COOL_DOWN_SECONDS: Final = 900.0
+"""A problem that comes back within this is the same finding."""
+MAX_FINDINGS: Final = 256
+"""Findings that are kept of one workload, open ones first."""
+
+
+class Track(msgspec.Struct, kw_only=True):
+    """One problem over its life."""
+
+    reason: str
+    key: str
+    alert: Alert
+    finding: Finding
+    first_seen: float | None = None
+    """When it was raised; None before."""
+    last_seen: float = 0.0
+    resolved: float | None = None
+    explains: set[str] = set()
+
+    def tracked(self) -> TrackedFinding:
+        """Return it as others see it."""
+        finding = self.finding
+        if self.explains:
+            evidence = {**finding.evidence, "explains": ", ".join(sorted(self.explains))}
+            finding = msgspec.structs.replace(finding, evidence=evidence)
+        return TrackedFinding(
+            finding=finding,
+            first_seen=self.last_seen if self.first_seen is None else self.first_seen,
+            last_seen=self.last_seen,
+            resolved=self.resolved,
+        )
+
+
+class Diagnosis:
+    """The diagnosis of one workload as its record goes by."""
+
+    def __init__(
+        self,
+        header: Header,
+        thresholds: Thresholds | None = None,
+        *,
+        muted: Iterable[str] = (),
+        rules: Iterable[Rule] = RULES,
+    ) -> None:
+        self.history = History(header)
+        self._thresholds = thresholds or Thresholds()
+        self._rules = tuple(rule for rule in rules if rule.reason not in set(muted))
+        self._tracks: dict[tuple[str, str], Track] = {}
+        self._closed: list[Track] = []
+        self._judged_t = float("-inf")
+        self._judged_revision = (0, 0)
+
+    def feed(self, record: Record) -> None:
+        """Take one line, in order of time."""
+        self.history.feed(record)
+        urgent = isinstance(record, XidLine) or self._revision != self._judged_revision
+        if urgent or record.t - self._judged_t >= JUDGE_SECONDS:
+            self.judge(record.t)
+
+    @property
+    def findings(self) -> list[TrackedFinding]:
+        """All that was ever raised, in the order in which it was."""
+        raised = [*self._closed, *(track for track in self._tracks.values() if track.first_seen is not None)]
+        found = [track.tracked() for track in raised]
+        return sorted(found, key=lambda tracked: (tracked.first_seen, tracked.finding.reason))
+
+    @property
+    def open(self) -> list[TrackedFinding]:
+        """What is open now."""
+        return [tracked for tracked in self.findings if tracked.resolved is None]
+
+    def judge(self, t: float) -> None:
+        """Ask the rules that have something new to see."""
+        new_steps = self._revision != self._judged_revision
+        self._judged_t, self._judged_revision = t, self._revision
+        for rule in self._rules:
+            if rule.cadence is Cadence.STEP and not new_steps:
+                continue
+            if self.history.over and not rule.after_end:
+                continue
+            self._apply(rule, t)
+
+    @property
+    def _revision(self) -> tuple[int, int]:
+        return self.history.revision, self.history.alarms
+
+    def _apply(self, rule: Rule, t: float) -> None:
+        own = {key: track for key, track in self._tracks.items() if key[0] == rule.reason}
+        open_keys = frozenset(key[1] for key, track in own.items() if track.alert.open)
+        verdict = rule.judge(self.history, self._thresholds, open_keys)
+        if verdict is None:
+            return
+        held: dict[str, Case] = {}
+        for case in verdict:
+            causes = explained_by(case.finding, self._open_tracks(), self.history)
+            for cause in causes:
+                cause.explains.add(rule.reason)
+            if not causes:
+                held[case.key] = case
+        for key in {*held, *(key[1] for key in own)}:
+            self._advance(rule, key, held.get(key), t)
+
+    def _open_tracks(self) -> list[Track]:
+        return [track for track in self._tracks.values() if track.alert.open and track.resolved is None]
+
+    def _advance(self, rule: Rule, key: str, case: Case | None, t: float) -> None:
+        track = self._tracks.get((rule.reason, key))
+        if track is None:
+            if case is None:
+                return
+            track = Track(reason=rule.reason, key=key, alert=Alert(since=t, seen=t), finding=case.finding)
+            self._tracks[rule.reason, key] = track
+        before = track.alert
+        hold = rule.hold(self._thresholds)
+        if case is not None and case.since is not None and not before.open:
+            before = Alert(phase=AlertPhase.PENDING, since=case.since, seen=before.seen)
+        track.alert = advance(before, t=t, holds=case is not None, hold=hold)
+        if case is not None:
+            self._seen(track, case, t)
+        elif track.alert.phase is AlertPhase.CLEAR:
+            self._gone(track, t)
+
+    def _seen(self, track: Track, case: Case, t: float) -> None:
+        track.last_seen = t
+        track.finding = _merged(track.finding, case.finding) if track.first_seen is not None else case.finding
+        if not track.alert.open:
+            return
+        if track.first_seen is not None and track.resolved is not None and t - track.resolved > COOL_DOWN_SECONDS:
+            self._closed.append(msgspec.structs.replace(track))
+            del self._closed[:-MAX_FINDINGS]
+            track.first_seen, track.finding, track.explains = None, case.finding, set()
+        track.first_seen = t if track.first_seen is None else track.first_seen
+        track.resolved = None
+
+    def _gone(self, track: Track, t: float) -> None:
+        if track.first_seen is None:
+            self._tracks.pop((track.reason, track.key), None)
+        elif track.resolved is None:
+            track.resolved = t
+
+
+def _merged(old: Finding, new: Finding) -> Finding:
+    """Return what is said now, of whom it was ever said: one who was odd once belongs to the problem."""
+    scope = msgspec.structs.replace(
+        new.scope,
+        gpus=_union(new.scope.gpus, old.scope.gpus),
+        pods=_union(new.scope.pods, old.scope.pods),
+        ranks=_union(new.scope.ranks, old.scope.ranks),
+    )
+    return msgspec.structs.replace(new, scope=scope)
+
+
+def _union(first: tuple[T, ...], second: tuple[T, ...]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys((*first, *second)))[:16]

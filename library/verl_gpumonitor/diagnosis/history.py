@@ -1,0 +1,593 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""The typed history that rules look at: it grows line by line, never looks ahead, and its memory is bounded. Pure.
+
+A sample of a GPU speaks for the span since the one before. Seconds of a span that saw several stages are shared among
+them; its memory peak belongs to one of them, nobody knows which, and is left out.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from verl_gpumonitor.model.history import IDLE_UTILIZATION, Piece, Sample
+from verl_gpumonitor.model.trace import (
+    GpuLine,
+    Header,
+    HostLine,
+    JobLine,
+    MarkLine,
+    NvmlLine,
+    PodLine,
+    Record,
+    StepLine,
+    TaskLine,
+    TitleLine,
+    TraceGpu,
+    TracePod,
+    XidLine,
+)
+from verl_gpumonitor.model.vocabulary import UNKNOWN
+from verl_gpumonitor.stages.tables import Kind
+
+from .work import GEN, OTHER, PodWork
+
+HEAT_AND_BRAKES: Final = frozenset(
+    ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"),
+)
+"""Reasons that hold clocks down by heat or a power brake. A power cap under full load is normal; an idle GPU and
+settings are no throttling."""
+
+ENDED: Final = frozenset(("Succeeded", "Failed", "Stopped"))
+GAP_SECONDS: Final = 15.0
+"""A longer silence is a gap: nothing is known of it, and nothing is added up for it."""
+SETTLED_SECONDS: Final = 1.0
+"""A stage that began less ago may find the memory of the one before."""
+RECENT_SECONDS: Final = 240.0
+DEPTH: Final = 24
+"""Steps that are remembered of each stage."""
+WINDOW_SECONDS: Final = 120.0
+"""Where nobody tells steps (SFT by torchrun), so much time stands for one."""
+BUCKET_SECONDS: Final = 60.0
+ALARM_RATIOS: Final = (0.965, 0.985)
+"""A stage that passes one of these within a step is looked at before the step ends."""
+MAX_EVENTS: Final = 256
+SPIN_UTILIZATION: Final = 0.9
+SPIN_OF_USUAL: Final = 0.65
+SPIN_OF_LIMIT: Final = 0.4
+USUAL_UTILIZATION: Final = 0.3
+"""A step in which the GPU did less than this in a stage says nothing of that stage's usual power."""
+LOW_POWER_STAGES: Final = frozenset(("update_weights", "init", "save_checkpoint", OTHER))
+_PIPELINE: Final = re.compile(r"pipeline_model_parallel_size[=\s]+(\d+)")
+_TRAINER_KINDS: Final = frozenset(("PyTorchJob", "TrainJob", "MPIJob"))
+
+
+class GpuHistory:
+    """One GPU."""
+
+    def __init__(self, gpu: TraceGpu, pod: "PodHistory") -> None:
+        self.uuid, self.pod, self.index, self.model = gpu.uuid, pod, gpu.index, gpu.model
+        self.total_bytes = gpu.memory_total_bytes or None
+        self.power_limit_watts = gpu.power_limit_watts or None
+        self.last: GpuLine | None = None
+        self.first_t: float | None = None
+        self.interval = 2.0
+        """Usual seconds between two lines."""
+        self.utilization_t: float | None = None
+        self.memory_t: float | None = None
+        """When it was last known."""
+        self.stage, self.role = UNKNOWN, UNKNOWN
+        self.stage_since = 0.0
+        self.changes: deque[tuple[float, str, str]] = deque(maxlen=64)
+        self.now: dict[str, Piece] = {}
+        """Stage -> what the running step has of it."""
+        self.past: dict[str, deque[Piece]] = {}
+        """Stage -> its finished steps, oldest first."""
+        self.recent: deque[Sample] = deque()
+        self.processes: dict[int, float] = {}
+        """Process -> bytes, as last listed."""
+        self.titles: dict[int, str] = {}
+        self.processes_t: float | None = None
+        self.engine_bytes: dict[str, float] = {}
+        """Stage -> memory of rollout engine processes as last listed in it."""
+        self.error: str | None = None
+        self.error_t = 0.0
+        self.usual_watts: dict[str, float] = {}
+        """Stage -> median power of its finished steps in which the GPU worked."""
+        self.worked_t: float | None = None
+        """When it was last seen to work: neither still, nor spinning at a power that its stage never has."""
+        self._working_lines = 0
+        self.before: list[tuple[float, float, float]] = []
+        """Time, memory and utilisation before the job's first process."""
+
+    @property
+    def pool(self) -> str:
+        """Those that do the same work."""
+        return self.pod.pool
+
+    def pieces(self, stage: str, count: int = DEPTH) -> list[Piece]:
+        """Return the last finished steps of a stage, oldest first."""
+        past = self.past.get(stage)
+        return [] if past is None else list(past)[-count:]
+
+    def spins(self, utilization: float | None, power_watts: float | None) -> bool:
+        """Say whether kernels are resident all the time at a power that real work in this stage does not have.
+
+        A collective that waits for a peer keeps its kernel resident and computes nothing: 100% at a quarter of the
+        power. Where the stage was not seen before, or takes little power itself, the board's limit is the measure.
+        """
+        if utilization is None or power_watts is None or utilization < SPIN_UTILIZATION:
+            return False
+        usual = self.usual_watts.get(self.stage)
+        if usual is not None and self.stage not in LOW_POWER_STAGES:
+            return power_watts < SPIN_OF_USUAL * usual
+        return self.power_limit_watts is not None and power_watts < SPIN_OF_LIMIT * self.power_limit_watts
+
+    def watch(self, line: GpuLine) -> None:
+        """Note whether it works. One line alone may be a stray kernel, unless lines are far apart."""
+        if line.utilization is None:
+            working = True
+        else:
+            still = line.utilization < IDLE_UTILIZATION
+            working = not still and not self.spins(line.utilization, line.power_watts)
+        self._working_lines = self._working_lines + 1 if working else 0
+        if self.worked_t is None or self._working_lines >= 2 or (working and self.interval >= 5.0):
+            self.worked_t = line.t
+
+    def learn(self) -> None:
+        """Take the finished step's power into what is usual."""
+        for stage, past in self.past.items():
+            known = sorted(
+                p.power_watts
+                for p in list(past)[-8:]
+                if p.power_watts is not None and (p.utilization or 0.0) >= USUAL_UTILIZATION
+            )
+            if known:
+                self.usual_watts[stage] = known[len(known) // 2]
+
+
+class PodHistory:
+    """One pod."""
+
+    def __init__(self, pod: TracePod) -> None:
+        self.name, self.node, self.node_role = pod.name, pod.node, pod.node_role
+        self.pool = pod.group or ""
+        self.gpus_requested = pod.gpus_requested or 0
+        self.memory_limit_bytes = pod.memory_limit_bytes or None
+        self.gpus: dict[str, GpuHistory] = {}
+        self.work = PodWork()
+        self.phase: str | None = None
+        self.phase_t = 0.0
+        self.ends: list[PodLine] = []
+        """Containers of it that ended, the newest last."""
+        self.restarts = 0
+        self.library_error: str | None = None
+        self.library_error_t = 0.0
+        self.last_gpu_t: float | None = None
+        self.last_host: HostLine | None = None
+        self.first_host_t: float | None = None
+        self.host_buckets: deque[tuple[float, float]] = deque(maxlen=30)
+        """Begin of a minute and the highest memory in use in it."""
+        self.shm_buckets: deque[tuple[float, float]] = deque(maxlen=30)
+        self.rss: tuple[float, float] | None = None
+        """Time and sum of the resident memory of the listed processes."""
+
+    def gpu_of(self, pid: int) -> GpuHistory | None:
+        """Return the GPU of a worker process: where it holds memory, else by its rank, where all ranks are known."""
+        if pid in self.work.homes:
+            return self.gpus.get(self.work.homes[pid])
+        rank = self.work.ranks.get(pid)
+        ordered = sorted(self.gpus.values(), key=lambda gpu: (gpu.index is None, gpu.index, gpu.uuid))
+        known = rank is not None and len(set(self.work.ranks.values())) == len(ordered)
+        return ordered[rank] if known and rank is not None and rank < len(ordered) else None
+
+    def rank_of(self, gpu: GpuHistory) -> int | None:
+        """Return the local rank that works on a GPU; None if it is not known."""
+        for pid, rank in self.work.ranks.items():
+            if self.gpu_of(pid) is gpu:
+                return rank
+        return None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it will not run again."""
+        return self.phase in ("Succeeded", "Failed")
+
+
+class History:
+    """One workload."""
+
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        self.entrypoint = header.entrypoint or ""
+        found = _PIPELINE.findall(self.entrypoint)
+        self.pipeline_stages = max((int(n) for n in found), default=1)
+        kind = header.workload.kind if header.workload else None
+        self.trainer_only = kind in _TRAINER_KINDS or "sft_trainer" in self.entrypoint
+        self.pods = {pod.name: PodHistory(pod) for pod in header.pods or ()}
+        self.gpus: dict[str, GpuHistory] = {}
+        for pod in header.pods or ():
+            for gpu in pod.gpus or ():
+                self._gpu(self.pods[pod.name], gpu)
+        self.t = 0.0
+        self.listened = 0.0
+        """Seconds for which lines came; a gap in the trace does not count."""
+        self.heard: dict[str, float] = {}
+        """Pod -> `listened` at its last GPU line."""
+        self.phase: str | None = None
+        self.phase_t = 0.0
+        self.running_t: float | None = None
+        self.step = 0
+        self.step_begin: float | None = None
+        self.step_ends: deque[float] = deque(maxlen=DEPTH)
+        self.step_seconds: deque[float] = deque(maxlen=DEPTH)
+        self.explicit_steps = False
+        self.stages_told = False
+        """Whether anybody tells stages of this workload."""
+        self.updated = False
+        """Whether this step had an update already."""
+        self.revision = 0
+        """Counts finished steps and windows: rules that look at these alone need not look again before."""
+        self.alarms = 0
+        """Counts the times at which a stage's memory came near the end within a step."""
+        self.xids: deque[XidLine] = deque(maxlen=MAX_EVENTS)
+        self.helping = 0
+        self.sleeps = 0
+        """Calls to the rollout engine to give its memory back."""
+        self.window_begin: float | None = None
+        self.rank_times: deque[dict[tuple[str, str], dict[tuple[str, int], float]]] = deque(maxlen=8)
+        """Of each finished step: pool and stage -> pod and process -> seconds that its worker took."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended."""
+        return self.phase in ENDED
+
+    def pools(self) -> dict[str, list[GpuHistory]]:
+        """Return the GPUs by pool."""
+        pools: dict[str, list[GpuHistory]] = {}
+        for gpu in self.gpus.values():
+            pools.setdefault(gpu.pool, []).append(gpu)
+        return pools
+
+    def usual_step_seconds(self) -> float | None:
+        """Return the median length of a step but the first; None before there is one."""
+        known = sorted(list(self.step_seconds)[1:] or self.step_seconds)
+        return known[len(known) // 2] if known else None
+
+    def feed(self, record: Record) -> None:
+        """Take one line. Lines come in order of time."""
+        if record.t > self.t:
+            self.listened += min(record.t - self.t, GAP_SECONDS)
+            self.t = record.t
+        match record:
+            case GpuLine():
+                self._sample(record)
+            case TaskLine() | TitleLine() | MarkLine():
+                self._work(record)
+            case HostLine():
+                self._host(record)
+            case StepLine():
+                self._step(record)
+            case XidLine():
+                self.xids.append(record)
+            case NvmlLine():
+                self._nvml(record)
+            case PodLine():
+                self._pod(record)
+            case JobLine():
+                self._job(record)
+        self._window(record.t)
+
+    # What runs
+
+    def _work(self, line: TaskLine | TitleLine | MarkLine) -> None:
+        pod = self.pods.get(line.pod)
+        if pod is None or self.over:
+            return
+        self.stages_told = True
+        helping = pod.work.generating(Kind.HELPER)
+        if isinstance(line, TaskLine):
+            changed = pod.work.task(line)
+            if line.state == "begin" and line.name.endswith(".sleep"):
+                self.sleeps += 1
+        elif isinstance(line, TitleLine):
+            changed = pod.work.title(line)
+        else:
+            changed = pod.work.mark(line)
+        now_helping = pod.work.generating(Kind.HELPER)
+        if helping != now_helping:
+            self.helping += 1 if now_helping else -1
+            self._restage_all(line.t)
+        elif changed:
+            self._restage(pod, line.t)
+
+    def _restage_all(self, t: float) -> None:
+        for pod in self.pods.values():
+            self._restage(pod, t)
+
+    def _restage(self, pod: PodHistory, t: float) -> None:
+        for gpu in pod.gpus.values():
+            stage, role = self._stage_of(pod, gpu)
+            if (stage, role) == (gpu.stage, gpu.role):
+                continue
+            if stage.startswith("update_") and stage != "update_weights":
+                self.updated = True
+            if stage == GEN and self.updated and not self.explicit_steps:
+                self._close_step(t)
+            if stage != gpu.stage:
+                gpu.stage_since = t
+            gpu.stage, gpu.role = stage, role
+            gpu.changes.append((t, stage, role))
+
+    def _stage_of(self, pod: PodHistory, gpu: GpuHistory) -> tuple[str, str]:
+        own = pod.work.stage(gpu.uuid)
+        if own is not None:
+            return own.stage, own.role
+        if self.helping > 0 and (pod.work.workers_seen or not pod.work.servers_seen) and self._serves(pod):
+            return GEN, "rollout"
+        if pod.work.seen:
+            return OTHER, UNKNOWN
+        return UNKNOWN, UNKNOWN
+
+    def _serves(self, pod: PodHistory) -> bool:
+        """Say whether a pod that runs nothing itself may work for a rollout: its pool has servers, or none is known."""
+        with_servers = [p for p in self.pods.values() if p.work.servers_seen]
+        return not with_servers or any(p.pool == pod.pool for p in with_servers)
+
+    # Samples
+
+    def _gpu(self, pod: PodHistory, gpu: TraceGpu) -> GpuHistory:
+        known = GpuHistory(gpu, pod)
+        self.gpus[gpu.uuid] = known
+        pod.gpus[gpu.uuid] = known
+        return known
+
+    def _sample(self, line: GpuLine) -> None:
+        pod = self.pods.get(line.pod)
+        if pod is None:
+            return
+        gpu = pod.gpus.get(line.uuid) or self._gpu(pod, TraceGpu(uuid=line.uuid))
+        last_t = None if gpu.last is None else gpu.last.t
+        if last_t is not None and line.t <= last_t:
+            return
+        pod.last_gpu_t = line.t
+        self.heard[pod.name] = self.listened
+        gpu.first_t = line.t if gpu.first_t is None else gpu.first_t
+        if line.utilization is not None:
+            gpu.utilization_t = line.t
+        if line.memory_used_bytes is not None:
+            gpu.memory_t = line.t
+        self._processes(gpu, line)
+        seconds = 0.0 if last_t is None else line.t - last_t
+        if 0 < seconds <= GAP_SECONDS:
+            gpu.interval += 0.2 * (seconds - gpu.interval)
+        if gpu.error is not None and line.t > gpu.error_t and line.memory_used_bytes is not None:
+            gpu.error = None if gpu.error in ("GPU_IS_LOST", "UNKNOWN", "TIMEOUT") else gpu.error
+        gpu.last = line
+        gpu.watch(line)
+        gap = seconds > GAP_SECONDS
+        self._before(gpu, line)
+        if not self.over:
+            self._add(gpu, line, begin=line.t if gap or last_t is None else last_t)
+        gpu.recent.append(
+            Sample(
+                line.t,
+                0.0 if gap else seconds,
+                gpu.stage,
+                line.utilization,
+                line.power_watts,
+                line.memory_used_bytes,
+                line.tensor_active,
+                line.sm_active,
+            )
+        )
+        while gpu.recent[0].t < line.t - RECENT_SECONDS:
+            gpu.recent.popleft()
+
+    def _add(self, gpu: GpuHistory, line: GpuLine, *, begin: float) -> None:
+        """Share the span since the last line among the stages it saw."""
+        spans = list(_spans(gpu, begin, line.t))
+        whole = len(spans) == 1
+        for since, until, stage, role in spans:
+            piece = gpu.now.get(stage)
+            if piece is None:
+                piece = Piece(stage=stage, role=role, step=self.step, begin=since, end=until)
+                gpu.now[stage] = piece
+            elif piece.role == UNKNOWN:
+                piece.role = role
+            piece.end = until
+            _add_seconds(piece, line, until - since)
+        if whole or line.t - gpu.stage_since >= SETTLED_SECONDS:
+            piece = gpu.now[spans[-1][2]]
+            before = piece.peak_bytes or 0.0
+            _add_memory(piece, line, whole=whole)
+            if any(before < ratio * (gpu.total_bytes or 0.0) <= (piece.peak_bytes or 0.0) for ratio in ALARM_RATIOS):
+                self.alarms += 1
+
+    def _processes(self, gpu: GpuHistory, line: GpuLine) -> None:
+        if line.processes is None:
+            return
+        gpu.processes_t = line.t
+        sizes: dict[int, float] = {}
+        for process in line.processes:
+            # In a container the driver may list one process twice.
+            size = float(process.memory_used_bytes or 0)
+            sizes[process.pid] = max(size, sizes.get(process.pid, 0.0))
+        if self.trainer_only and not self.stages_told and sizes:
+            gpu.pod.work.listed(line.t, began=bool(gpu.before))
+        gpu.processes = sizes
+        gpu.titles = {p.pid: p.title for p in line.processes if p.title is not None}
+        homes = gpu.pod.work.homes
+        for pid, size in sizes.items():
+            home = gpu.pod.gpus.get(homes.get(pid, gpu.uuid))
+            if home is None or home is gpu or home.processes.get(pid, 0.0) < size:
+                homes[pid] = gpu.uuid
+        if len(homes) > 1024:
+            homes.clear()
+        engines = [sizes[pid] for pid, title in gpu.titles.items() if title.startswith(("VLLM::", "sglang::"))]
+        if engines:
+            gpu.engine_bytes[gpu.stage] = sum(engines)
+
+    def _before(self, gpu: GpuHistory, line: GpuLine) -> None:
+        """Remember what is held while no process of the job is there."""
+        if gpu.pod.work.first_seen is not None or line.memory_used_bytes is None or len(gpu.before) >= 600:
+            return
+        gpu.before.append((line.t, float(line.memory_used_bytes), line.utilization or 0.0))
+
+    # Steps
+
+    def _step(self, line: StepLine) -> None:
+        if self.step_ends and line.t - self.step_ends[-1] < 0.5:
+            return
+        self.explicit_steps = True
+        self._close_step(line.t)
+
+    def _close_step(self, t: float) -> None:
+        if self.over:
+            return
+        if self.step_ends:
+            self.step_seconds.append(t - self.step_ends[-1])
+            dropped = [pod.work.drop_older(self.step_ends[-1]) for pod in self.pods.values()]
+            if True in dropped:
+                self.helping = sum(pod.work.generating(Kind.HELPER) for pod in self.pods.values())
+                self._restage_all(t)
+        elif self.running_t is not None:
+            self.step_seconds.append(t - self.running_t)
+        self.step_ends.append(t)
+        self.updated = False
+        self._close_pieces(t)
+
+    def _window(self, t: float) -> None:
+        """Where nobody tells steps, a stretch of time stands for one."""
+        if self.step_ends or self.stages_told or self.over:
+            return
+        if self.window_begin is None:
+            self.window_begin = t
+        elif t - self.window_begin >= WINDOW_SECONDS:
+            self.window_begin = t
+            self._close_pieces(t)
+
+    def _close_pieces(self, t: float) -> None:
+        for gpu in self.gpus.values():
+            for stage, piece in gpu.now.items():
+                if piece.seconds > 0:
+                    gpu.past.setdefault(stage, deque(maxlen=DEPTH)).append(piece)
+            gpu.now = {}
+            gpu.learn()
+        self._rank_times()
+        self.step += 1
+        self.revision += 1
+        self.step_begin = t
+
+    def _rank_times(self) -> None:
+        times: dict[tuple[str, str], dict[tuple[str, int], float]] = {}
+        for pod in self.pods.values():
+            for (stage, pid), seconds in pod.work.times.items():
+                times.setdefault((pod.pool, stage), {})[pod.name, pid] = seconds
+            pod.work.times.clear()
+        self.rank_times.append(times)
+
+    # The rest
+
+    def _host(self, line: HostLine) -> None:
+        pod = self.pods.get(line.pod)
+        if pod is None:
+            return
+        pod.last_host = line
+        pod.first_host_t = line.t if pod.first_host_t is None else pod.first_host_t
+        _bucket(pod.host_buckets, line.t, line.memory_used_bytes)
+        _bucket(pod.shm_buckets, line.t, line.shm_used_bytes)
+        if line.processes:
+            known = [float(p.rss_bytes) for p in line.processes if p.rss_bytes]
+            pod.rss = (line.t, sum(known)) if known else pod.rss
+
+    def _nvml(self, line: NvmlLine) -> None:
+        pod = self.pods.get(line.pod)
+        if pod is None:
+            return
+        if line.uuid is None:
+            pod.library_error, pod.library_error_t = line.error, line.t
+            return
+        gpu = pod.gpus.get(line.uuid) or self._gpu(pod, TraceGpu(uuid=line.uuid))
+        gpu.error, gpu.error_t = line.error, line.t
+
+    def _pod(self, line: PodLine) -> None:
+        pod = self.pods.get(line.pod)
+        if pod is None:
+            return
+        if line.phase is not None and line.phase != pod.phase:
+            pod.phase, pod.phase_t = line.phase, line.t
+        if line.exit_code is not None or line.reason in ("OOMKilled", "Error", "Evicted"):
+            pod.ends = [*pod.ends[-7:], line]
+        if line.restart_count is not None and line.restart_count > pod.restarts:
+            pod.restarts = line.restart_count
+            self._begun_anew(pod, line.t)
+
+    def _begun_anew(self, pod: PodHistory, t: float) -> None:
+        """A container began again: what ran is gone, and memory may be another's."""
+        pod.work.clear()
+        pod.host_buckets.clear()
+        pod.shm_buckets.clear()
+        self.helping = sum(p.work.generating(Kind.HELPER) for p in self.pods.values())
+        for gpu in pod.gpus.values():
+            gpu.before = []
+            gpu.now = {}
+        self._restage(pod, t)
+
+    def _job(self, line: JobLine) -> None:
+        if line.phase != self.phase:
+            self.phase, self.phase_t = line.phase, line.t
+        if line.phase == "Running" and self.running_t is None:
+            self.running_t = line.t
+
+
+def _spans(gpu: GpuHistory, begin: float, end: float) -> Iterator[tuple[float, float, str, str]]:
+    """Cut a span by the stages that the GPU was in: since, until, stage, role."""
+    inside = [change for change in gpu.changes if begin < change[0] < end]
+    stage, role = gpu.stage, gpu.role
+    if inside:
+        earlier = [change for change in gpu.changes if change[0] <= begin]
+        stage, role = earlier[-1][1:] if earlier else (UNKNOWN, UNKNOWN)
+    since = begin
+    for t, next_stage, next_role in inside:
+        if next_stage == stage:
+            continue
+        yield since, t, stage, role
+        since, stage, role = t, next_stage, next_role
+    yield since, end, stage, role
+
+
+def _add_seconds(piece: Piece, line: GpuLine, seconds: float) -> None:
+    piece.seconds += seconds
+    if line.utilization is not None:
+        piece.known_seconds += seconds
+        piece.busy_seconds += seconds * line.utilization
+        piece.idle_seconds += seconds if line.utilization < IDLE_UTILIZATION else 0.0
+    if line.power_watts is not None:
+        piece.powered_seconds += seconds
+        piece.energy_joules += seconds * line.power_watts
+    if line.throttled is not None:
+        piece.throttle_known_seconds += seconds
+        if not HEAT_AND_BRAKES.isdisjoint(line.throttled):
+            piece.throttled_seconds += seconds
+
+
+def _add_memory(piece: Piece, line: GpuLine, *, whole: bool) -> None:
+    used = line.memory_used_bytes
+    if used is not None:
+        piece.floor_bytes = used if piece.floor_bytes is None else min(used, piece.floor_bytes)
+    peak = line.memory_peak_bytes if whole and line.memory_peak_bytes is not None else used
+    if peak is not None:
+        piece.peak_bytes = peak if piece.peak_bytes is None else max(peak, piece.peak_bytes)
+
+
+def _bucket(buckets: deque[tuple[float, float]], t: float, value: float | None) -> None:
+    if value is None:
+        return
+    begin = t - t % BUCKET_SECONDS
+    if buckets and buckets[-1][0] == begin:
+        buckets[-1] = (begin, max(buckets[-1][1], value))
+    else:
+        buckets.append((begin, value))

@@ -1,0 +1,80 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""GPUFault: hardware. An Xid of the GPU's own kind, an error of NVML that means hardware, a GPU that is lost.
+
+Xids that an application causes by its own fault (31 is a bad pointer) are not hardware and have their own reason; taken
+for hardware they cost a healthy node. A record that a row *was* remapped (63) is no failure, one that it could not be
+(64) is. A GPU whose lines merely stop is not lost: that is missing telemetry, until NVML says so.
+
+A lost GPU stays lost until it answers again; an Xid that does not come again is forgotten after half an hour, as a
+gauge that shows the last Xid for ever is of no use (NVIDIA/dcgm-exporter#500). Sources: NVIDIA's Xid catalogue;
+NVIDIA/k8s-device-plugin#2038; NVIDIA/dcgm-exporter#348.
+"""
+
+from verl_gpumonitor.diagnosis.history import GpuHistory, History
+from verl_gpumonitor.diagnosis.rule import Case, Rule, Verdict, finding, gpu_name
+from verl_gpumonitor.diagnosis.thresholds import Thresholds
+from verl_gpumonitor.diagnosis.xids import HARDWARE, LOST
+from verl_gpumonitor.model.findings import Finding
+from verl_gpumonitor.model.trace import XidLine
+
+REASON = "GPUFault"
+
+
+def gpu_fault(history: History, thresholds: Thresholds, _: frozenset[str]) -> Verdict:
+    """Report each GPU with a hardware fault."""
+    return [*_by_xid(history, thresholds), *_by_nvml(history, thresholds)]
+
+
+def _by_xid(history: History, thresholds: Thresholds) -> list[Case]:
+    newest: dict[str, list[XidLine]] = {}
+    for xid in history.xids:
+        if xid.code in HARDWARE and history.t - xid.t <= thresholds.faults.hardware_seconds:
+            newest.setdefault(xid.uuid or xid.pod or "", []).append(xid)
+    return [_case(history, where, xids) for where, xids in newest.items()]
+
+
+def _case(history: History, where: str, xids: list[XidLine]) -> Case:
+    xid = xids[-1]
+    gpu = history.gpus.get(xid.uuid or "")
+    codes = sorted({x.code for x in xids})
+    name = gpu_name(gpu) if gpu is not None else f"a GPU of pod {xid.pod}"
+    message = (
+        f"{name} reports Xid {xid.code}: {HARDWARE[xid.code]}. This is hardware; drain the node and have the GPU"
+        f" checked, and restart the job from its last checkpoint on others"
+    )
+    return Case(
+        key=where,
+        finding=finding(
+            REASON,
+            message,
+            gpus=() if gpu is None else (gpu,),
+            pods=() if xid.pod is None else (xid.pod,),
+            stage=None if gpu is None else gpu.stage,
+            role=None if gpu is None else gpu.role,
+            evidence={"xid": xid.code, "xids": [float(code) for code in codes], "count": len(xids)},
+        ),
+    )
+
+
+def _by_nvml(history: History, thresholds: Thresholds) -> list[Case]:
+    newest = {x.uuid: x.t for x in history.xids if x.code in HARDWARE}
+    seconds = thresholds.faults.hardware_seconds
+    return [
+        Case(key=gpu.uuid, finding=_lost(gpu))
+        for gpu in history.gpus.values()
+        if gpu.error in LOST and history.t - newest.get(gpu.uuid, float("-inf")) > seconds
+    ]
+
+
+def _lost(gpu: GpuHistory) -> Finding:
+    message = (
+        f"{gpu_name(gpu)} no longer answers: NVML says {gpu.error}. It is lost to the job, which will fail or hang in"
+        f" its next collective; restart it on other hardware and have this GPU checked"
+    )
+    return finding(
+        REASON, message, gpus=(gpu,), stage=gpu.stage, role=gpu.role, evidence={"nvml_error": gpu.error or ""}
+    )
+
+
+RULE = Rule(reason=REASON, judge=gpu_fault, after_end=True)

@@ -1,0 +1,123 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""HostMemoryRisk: a pod's host memory is likely to reach its limit.
+
+Offloaded weights, the driver's batches and loader workers live in the pod's cgroup, and at its limit the kernel kills
+(verl-project/verl#2950). It is a risk very near the limit, or when the highest values of successive minutes rise to
+meet it soon; loading at the start rises as well, so that a rise counts only after the first step, or where no step is
+told after ten minutes. The working set contains file cache that was read lately: where the processes and /dev/shm
+together hold much less, it is cache, and the kernel drops it before it kills. A container that was `OOMKilled` proves
+it, also without any sign before; our own container is not the job's.
+"""
+
+from typing import Final
+
+from verl_gpumonitor.diagnosis.history import History, PodHistory
+from verl_gpumonitor.diagnosis.rule import Case, Rule, Verdict, duration, finding, fit, gib, percent
+from verl_gpumonitor.diagnosis.thresholds import HostMemory, Thresholds
+from verl_gpumonitor.model.findings import Evidence
+from verl_gpumonitor.model.vocabulary import Severity
+
+REASON = "HostMemoryRisk"
+OWN_CONTAINER: Final = "gpumonitor"
+_SETTLED_SECONDS = 600.0
+_RSS_SECONDS = 180.0
+
+
+def host_memory(history: History, thresholds: Thresholds, open_keys: frozenset[str]) -> Verdict:
+    """Report each pod whose host memory is at risk, or was exceeded."""
+    cases = []
+    for pod in history.pods.values():
+        if any(line.reason == "OOMKilled" and line.container != OWN_CONTAINER for line in pod.ends):
+            cases.append(_killed(pod))
+        elif not history.over and not pod.ended:
+            case = _at_risk(history, pod, thresholds.host_memory, is_open=pod.name in open_keys)
+            cases += [case] if case is not None else []
+    return cases
+
+
+def _killed(pod: PodHistory) -> Case:
+    container = next(line.container for line in reversed(pod.ends) if line.reason == "OOMKilled")
+    evidence: Evidence = {"killed": 1, **_sizes(pod)}
+    message = (
+        f"Container {container} of pod {pod.name} was killed because the pod reached its host memory limit"
+        f"{_of_limit(pod)}; give it more memory, or keep less there (offload, loader workers, batches in the driver)"
+    )
+    return Case(
+        key=pod.name,
+        finding=finding(REASON, message, pods=(pod.name,), evidence=evidence, severity=Severity.CRITICAL),
+        since=float("-inf"),
+    )
+
+
+def _of_limit(pod: PodHistory) -> str:
+    limit = _limit(pod)
+    return "" if limit is None else f" of {gib(limit)}"
+
+
+def _limit(pod: PodHistory) -> float | None:
+    line = pod.last_host
+    said = None if line is None else line.memory_limit_bytes
+    return said or pod.memory_limit_bytes
+
+
+def _sizes(pod: PodHistory) -> Evidence:
+    sizes: Evidence = {}
+    limit, line = _limit(pod), pod.last_host
+    if limit is not None:
+        sizes["host_limit_bytes"] = round(limit)
+    if line is not None and line.memory_used_bytes is not None:
+        sizes["host_used_bytes"] = round(line.memory_used_bytes)
+    if line is not None and line.shm_used_bytes is not None:
+        sizes["shm_used_bytes"] = round(line.shm_used_bytes)
+    return sizes
+
+
+def _at_risk(history: History, pod: PodHistory, limits: HostMemory, *, is_open: bool) -> Case | None:
+    limit, line = _limit(pod), pod.last_host
+    if limit is None or line is None or line.memory_used_bytes is None or not pod.host_buckets:
+        return None
+    ratio = line.memory_used_bytes / limit
+    left = _seconds_left(history, pod, limit, limits)
+    near = ratio >= limits.near_ratio - (0.01 if is_open else 0.0) and not (
+        left is None and _mostly_cache(pod, limit, limits)
+    )
+    if not near and left is None:
+        return None
+    evidence: Evidence = {**_sizes(pod), "missing_bytes": max(0, round(line.memory_used_bytes - 0.9 * limit))}
+    message = f"Pod {pod.name} uses {gib(line.memory_used_bytes)} of its {gib(limit)} of host memory ({percent(ratio)})"
+    if left is not None:
+        evidence["seconds_left"] = round(left)
+        message += f" and rises; full in about {duration(left)}"
+    severity = Severity.CRITICAL if ratio >= limits.critical_ratio else Severity.WARNING
+    found = finding(REASON, message, pods=(pod.name,), evidence=evidence, severity=severity)
+    return Case(key=pod.name, finding=found)
+
+
+def _seconds_left(history: History, pod: PodHistory, limit: float, limits: HostMemory) -> float | None:
+    """Return when the rise meets the limit; None if there is no steady rise that meets it soon."""
+    settled = history.step >= 1 if history.stages_told else history.t - (pod.first_host_t or 0.0) >= _SETTLED_SECONDS
+    # The newest minute is not over, and its highest value may yet come.
+    minutes = [value / limit for _, value in pod.host_buckets][:-1][-limits.rising_minutes :]
+    if not settled or len(minutes) < limits.rising_minutes:
+        return None
+    line = fit(minutes)
+    newest = max(minutes[-1], pod.host_buckets[-1][1] / limit)
+    if line.correlation < limits.correlation or line.slope <= 0 or newest < limits.rising_from_ratio:
+        return None
+    recent = (minutes[-1] - minutes[-4]) / 3
+    slope = min(line.slope, recent)
+    left = 60.0 * (1.0 - newest) / slope if slope > 0 else float("inf")
+    return max(0.0, left) if left <= limits.seconds_left else None
+
+
+def _mostly_cache(pod: PodHistory, limit: float, limits: HostMemory) -> bool:
+    """Say whether most of a full pod is file cache, as far as its processes are listed and memory is not at the end."""
+    line = pod.last_host
+    if line is None or pod.rss is None or line.t - pod.rss[0] > _RSS_SECONDS:
+        return False
+    held = pod.rss[1] + float(line.shm_used_bytes or 0)
+    return held < limits.cache_ratio * limit
+
+
+RULE = Rule(reason=REASON, judge=host_memory, hold=lambda thresholds: thresholds.host_memory.hold, after_end=True)

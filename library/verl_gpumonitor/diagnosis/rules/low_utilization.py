@@ -1,0 +1,150 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""LowUtilization: a stage wastes GPU time over whole steps.
+
+A low mean over a job says nothing: stages differ (97% in training and 47% in rollout is a healthy job,
+verl-project/verl#2181), first steps compile, checkpoints and validation stop everything now and then, and a colocated
+step has idle parts by construction. So a stage is judged by itself, over several steps in a row, the first left out,
+and only where it takes a good part of the step. Generation is low by nature when few long answers are left; what
+counts there is time in which *no* GPU of the pool does anything: the engine stands, or it waits for rewards or tools
+(verl-project/verl#3114). Time between stages counts as a pause (stage `other`): data, reward functions, the driver.
+GPUs that only serve (a reward model, a teacher, a pool of a fully asynchronous trainer) wait by design.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from verl_gpumonitor.diagnosis.history import WINDOW_SECONDS, GpuHistory, History
+from verl_gpumonitor.diagnosis.rule import TRAINING, Cadence, Case, Rule, Verdict, duration, finding, percent
+from verl_gpumonitor.diagnosis.thresholds import LowUtilization, Thresholds
+from verl_gpumonitor.diagnosis.work import GEN, OTHER
+from verl_gpumonitor.model.findings import Evidence
+from verl_gpumonitor.model.history import Piece
+from verl_gpumonitor.model.vocabulary import UNKNOWN
+
+REASON = "LowUtilization"
+
+
+class Waste(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage of one step over all GPUs of a pool."""
+
+    step: int
+    seconds: float
+    share: float
+    """Of the step."""
+    utilization: float
+    idle: float
+    """Least part of the stage in which a GPU stood still: so long they all did."""
+
+
+def low_utilization(history: History, thresholds: Thresholds, _: frozenset[str]) -> Verdict:
+    """Report the stages of each pool that waste GPU time."""
+    limits = thresholds.low_utilization
+    cases = []
+    pools = history.pools()
+    trainers = [pool for pool, gpus in pools.items() if any(gpu.pod.work.workers_seen for gpu in gpus)]
+    for pool, gpus in pools.items():
+        if not history.stages_told:
+            cases += _windows(pool, gpus, limits)
+            continue
+        if pool not in trainers:
+            continue
+        for stage in sorted({stage for gpu in gpus for stage in gpu.past}):
+            if stage == OTHER and len(pools) > 1:
+                # A trainer beside other pools waits for them by design.
+                continue
+            cases += _stage(pool, gpus, stage, limits)
+    return cases
+
+
+def _stage(pool: str, gpus: Sequence[GpuHistory], stage: str, limits: LowUtilization) -> list[Case]:
+    steps = sorted({p.step for gpu in gpus for past in gpu.past.values() for p in past} - {0})[-limits.steps :]
+    wastes = [_waste(gpus, stage, step) for step in steps]
+    known = [w for w in wastes if w is not None and _wastes(stage, w, limits)]
+    if len(known) < limits.steps:
+        return []
+    return [_case(pool, gpus, stage, known)]
+
+
+def _waste(gpus: Sequence[GpuHistory], stage: str, step: int) -> Waste | None:
+    pieces: list[Piece] = []
+    lengths = []
+    for gpu in gpus:
+        mine = [p for p in gpu.past.get(stage, ()) if p.step == step and p.known_seconds > 0]
+        pieces += mine
+        lengths.append(sum(p.seconds for past in gpu.past.values() for p in past if p.step == step))
+    if not pieces or max(lengths) <= 0:
+        return None
+    seconds = max(p.seconds for p in pieces)
+    return Waste(
+        step=step,
+        seconds=seconds,
+        share=seconds / max(lengths),
+        utilization=sum(p.busy_seconds for p in pieces) / sum(p.known_seconds for p in pieces),
+        idle=min(p.idle_ratio or 0.0 for p in pieces),
+    )
+
+
+def _wastes(stage: str, waste: Waste, limits: LowUtilization) -> bool:
+    if waste.share < limits.share_of_step or waste.seconds < limits.seconds:
+        return False
+    if stage == GEN:
+        return waste.utilization < limits.gen_utilization or waste.idle >= limits.gen_idle
+    if stage == OTHER:
+        return waste.share >= limits.pause_share and waste.utilization < 0.1
+    return stage in TRAINING and waste.utilization < limits.training_utilization
+
+
+def _case(pool: str, gpus: Sequence[GpuHistory], stage: str, wastes: Sequence[Waste]) -> Case:
+    seconds = sum(w.seconds for w in wastes) / len(wastes)
+    utilization = sum(w.utilization for w in wastes) / len(wastes)
+    share = sum(w.share for w in wastes) / len(wastes)
+    idle = min(w.idle for w in wastes)
+    what = "between stages" if stage == OTHER else f"in {stage}"
+    message = (
+        f"GPUs are {percent(utilization)} busy {what}, which takes {duration(seconds)} and {percent(share)} of a step,"
+        f" in {len(wastes)} steps in a row"
+    )
+    if idle >= 0.2:
+        message += f"; for {percent(idle)} of it none of them does anything"
+    evidence: Evidence = {
+        "utilization": round(utilization, 4),
+        "idle_ratio": round(idle, 4),
+        "stage_seconds": round(seconds, 1),
+        "step_share": round(share, 4),
+        "steps": len(wastes),
+    }
+    role = next((p.role for gpu in gpus for p in gpu.pieces(stage, 1)), UNKNOWN)
+    named = sorted(gpus, key=lambda gpu: (gpu.pod.name, gpu.index or 0))
+    found = finding(REASON, message, gpus=named, stage=stage, role=role, evidence=evidence)
+    return Case(key=f"{pool}/{stage}", finding=found)
+
+
+def _windows(pool: str, gpus: Sequence[GpuHistory], limits: LowUtilization) -> list[Case]:
+    """Judge stretches of time, where nobody tells stages: work must be seen in each, or have been seen before."""
+    means: list[float] = []
+    steps = sorted({p.step for gpu in gpus for past in gpu.past.values() for p in past})
+    for step in steps:
+        pieces = [p for gpu in gpus for past in gpu.past.values() for p in past if p.step == step]
+        known = sum(p.known_seconds for p in pieces)
+        means.append(sum(p.busy_seconds for p in pieces) / known if known > 0 else 1.0)
+    last = means[-limits.windows :]
+    if len(last) < limits.windows or len(means) < limits.windows + 2 or max(last) >= limits.window_utilization:
+        return []
+    worked = max(means[: -limits.windows], default=0.0) >= limits.window_utilization or min(last) >= 0.02
+    if not worked:
+        return []
+    mean = sum(last) / len(last)
+    lasted = limits.windows * WINDOW_SECONDS
+    message = (
+        f"GPUs are {percent(mean)} busy over the last {duration(lasted)}: data loading, logging or saving keeps them"
+        f" waiting, or the batch is too small for them"
+    )
+    evidence: Evidence = {"utilization": round(mean, 4), "seconds": lasted}
+    role = "trainer"
+    found = finding(REASON, message, gpus=gpus, stage=OTHER, role=role, evidence=evidence)
+    return [Case(key=f"{pool}/{OTHER}", finding=found)]
+
+
+RULE = Rule(reason=REASON, judge=low_utilization, cadence=Cadence.STEP)

@@ -1,0 +1,133 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""MemoryGrowth: the same stage takes more memory step after step.
+
+Within a step memory goes up and down as stages follow each other, so a stage is compared with itself in other steps,
+by its floor and by its peak. A leak raises all stages alike, also those in which the engine sleeps
+(hiyouga/EasyR1#11002); growing answers raise one, and by more before it is worth a word. Noise has no direction:
+the rise must be a line over eight steps. What fills up in the first steps and then stays (allocator caches, captured
+graphs) is no growth: much of the rise must lie in the second half.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+
+from verl_gpumonitor.diagnosis.history import GpuHistory, History
+from verl_gpumonitor.diagnosis.rule import Cadence, Case, Rule, Verdict, finding, fit, gib, median, subject
+from verl_gpumonitor.diagnosis.thresholds import MemoryGrowth, Thresholds
+from verl_gpumonitor.model.findings import Evidence
+
+REASON = "MemoryGrowth"
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage of one pool that grows."""
+
+    stage: str
+    role: str
+    rise: float
+    """Over the steps looked at, as a share of a GPU's memory."""
+    per_step: float
+    gpus: Sequence[GpuHistory]
+    levels: Sequence[float]
+    what: str
+    """`floor` or `peak`."""
+
+
+def memory_growth(history: History, thresholds: Thresholds, open_keys: frozenset[str]) -> Verdict:
+    """Report each pool with growth; one finding, for the stage that grew most."""
+    limits = thresholds.memory_growth
+    cases = []
+    for pool, gpus in history.pools().items():
+        stages = sorted({stage for gpu in gpus for stage in gpu.past} - {"init"})
+        grown = [growth for stage in stages if (growth := _stage_growth(gpus, stage, limits)) is not None]
+        if not grown:
+            continue
+        everywhere = len(grown) * 2 >= len(stages)
+        worst = max(grown, key=lambda growth: (growth.rise, growth.stage))
+        if everywhere or worst.rise >= limits.least_alone or pool in open_keys:
+            cases.append(_case(pool, worst, len(grown), everywhere=everywhere))
+    return cases
+
+
+def _stage_growth(gpus: Sequence[GpuHistory], stage: str, limits: MemoryGrowth) -> Growth | None:
+    for what in ("floor", "peak"):
+        growth = _growth(gpus, stage, what, limits)
+        if growth is not None:
+            return growth
+    return None
+
+
+def _growth(gpus: Sequence[GpuHistory], stage: str, what: str, limits: MemoryGrowth) -> Growth | None:
+    """Look at what the pool's GPUs have in common; a GPU that leaks alone needs a clearer course."""
+    series = {gpu.uuid: _levels(gpu, stage, what, limits.steps) for gpu in gpus}
+    whole = {uuid: levels for uuid, levels in series.items() if len(levels) == limits.steps}
+    if not whole:
+        return None
+    common = [median(levels[place] for levels in whole.values()) or 0.0 for place in range(limits.steps)]
+    grown = [gpu for gpu in gpus if gpu.uuid in whole]
+    if not _grows(common, limits, limits.least):
+        grown = [gpu for gpu in grown if _grows(whole[gpu.uuid], limits, limits.least * 2)]
+        if not grown:
+            return None
+        common = max((whole[gpu.uuid] for gpu in grown), key=lambda levels: levels[-1] - levels[0])
+    last = grown[0].pieces(stage, 1)[-1]
+    return Growth(
+        stage=stage,
+        role=last.role,
+        rise=common[-1] - common[0],
+        per_step=fit(common).slope,
+        gpus=sorted(grown, key=lambda gpu: (-whole[gpu.uuid][-1], gpu.uuid)),
+        levels=common,
+        what=what,
+    )
+
+
+def _levels(gpu: GpuHistory, stage: str, what: str, steps: int) -> list[float]:
+    total = gpu.total_bytes
+    if not total:
+        return []
+    pieces = [p for p in gpu.pieces(stage) if p.step > 0][-steps:]
+    sizes = [p.floor_bytes if what == "floor" else p.peak_bytes for p in pieces]
+    known = [size / total for size in sizes if size is not None]
+    return known if len(known) == len(sizes) else []
+
+
+def _grows(levels: Sequence[float], limits: MemoryGrowth, least: float) -> bool:
+    rise = levels[-1] - levels[0]
+    half = len(levels) // 2
+    late = levels[-1] - levels[half - 1]
+    up = sum(b > a for a, b in pairwise(levels))
+    return (
+        rise >= least
+        and late >= limits.late_share * rise
+        and up * 3 >= 2 * (len(levels) - 1)
+        and fit(levels).correlation >= limits.correlation
+    )
+
+
+def _case(pool: str, growth: Growth, stages: int, *, everywhere: bool) -> Case:
+    total = growth.gpus[0].total_bytes or 0
+    per_step = growth.per_step * total
+    where = f"in {stages} stages, most in {growth.stage}" if stages > 1 else f"in {growth.stage}"
+    why = "as a leak does" if everywhere and stages > 1 else "as growing answers do"
+    message = (
+        f"{subject(growth.gpus)}: memory grows by {gib(per_step)} a step {where}, {why};"
+        f" {gib(growth.levels[0] * total)} became {gib(growth.levels[-1] * total)} in {len(growth.levels)} steps"
+    )
+    evidence: Evidence = {
+        "memory_total_bytes": total,
+        "growth_bytes_per_step": round(per_step),
+        "steps": len(growth.levels),
+        "stages": stages,
+        "level": growth.what,
+        "step_bytes": [float(round(level * total)) for level in growth.levels],
+        "steps_left": round(max(0.0, (0.995 - growth.levels[-1]) / growth.per_step), 1),
+    }
+    found = finding(REASON, message, gpus=growth.gpus, stage=growth.stage, role=growth.role, evidence=evidence)
+    return Case(key=pool, finding=found)
+
+
+RULE = Rule(reason=REASON, judge=memory_growth, cadence=Cadence.STEP)

@@ -1,0 +1,215 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Imbalance: GPUs of one pool, role and stage differ in memory, utilisation or time.
+
+The fullest GPU sets everybody's batch, and the slowest everybody's pace. Compared are only GPUs that do the same work:
+of one pool, in the same stage and role, and never across pools, pipeline stages (the last one holds the output layer
+and 25% more, as it must) or with a GPU that the workers of this stage do not have. Answers differ in length, so that in
+any one rollout some GPUs work longer; only those that are odd in several steps in a row are odd. Time is that of each
+rank's own work in a stage: where ranks wait for each other inside it, they all take as long.
+Source: the project's worked case (GPU 0 at 85% and 78 GB, the others near 11% and 19 GB); verl's `balance_batch`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from verl_gpumonitor.diagnosis.history import GpuHistory, History
+from verl_gpumonitor.diagnosis.rule import (
+    TRAINING,
+    Cadence,
+    Case,
+    Rule,
+    Verdict,
+    duration,
+    few,
+    finding,
+    gib,
+    median,
+    percent,
+    subject,
+)
+from verl_gpumonitor.diagnosis.thresholds import Imbalance, Thresholds
+from verl_gpumonitor.diagnosis.work import GEN
+from verl_gpumonitor.model.findings import Evidence, Finding
+from verl_gpumonitor.model.history import Piece
+
+REASON = "Imbalance"
+MEMORY, UTILIZATION, TIME = "memory", "utilization", "time"
+_LEAST_SECONDS = 5.0
+"""A shorter stage has too few samples to compare by."""
+_COMPARED = TRAINING | {GEN, "other", "unknown"}
+
+
+class Odd(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs that differ from the rest in one stage, in several steps in a row."""
+
+    metric: str
+    stage: str
+    role: str
+    gpus: Sequence[GpuHistory]
+    """The oddest first."""
+    value: float
+    middle: float
+    weight: float
+    """How far the oddest is off, to find the stage that shows it best."""
+    compared: int
+
+
+def uneven(history: History, thresholds: Thresholds, _: frozenset[str]) -> Verdict:
+    """Report, for each pool and metric, the GPUs that are odd, in the stage that shows it best."""
+    limits = thresholds.imbalance
+    cases = []
+    for pool, gpus in history.pools().items():
+        mapped = [gpu for gpu in gpus if _works_as_all(gpu)]
+        stages = sorted({stage for gpu in mapped for stage in gpu.past} & _COMPARED)
+        if not history.stages_told:
+            stages = [stage for stage in stages if stage in ("other", "unknown")]
+        else:
+            stages = [stage for stage in stages if stage not in ("other", "unknown")]
+        odd = [o for stage in stages for o in (_memory(history, mapped, stage, limits), _load(mapped, stage, limits))]
+        odd += [_time(history, pool, stage, limits) for stage in stages]
+        for metric in (MEMORY, UTILIZATION, TIME):
+            found = [o for o in odd if o is not None and o.metric == metric]
+            if found:
+                worst = max(found, key=lambda o: (o.weight, o.stage))
+                cases.append(Case(key=f"{pool}/{metric}", finding=_finding(worst)))
+    return cases
+
+
+def _works_as_all(gpu: GpuHistory) -> bool:
+    """Say whether a GPU takes part in its pod's work: where ranks are fewer than GPUs, it must be one's."""
+    ranks = gpu.pod.work.ranks
+    if not ranks or len(set(ranks.values())) >= len(gpu.pod.gpus):
+        return True
+    return any(gpu.pod.work.homes.get(pid) == gpu.uuid for pid in ranks)
+
+
+def _columns(
+    gpus: Sequence[GpuHistory], stage: str, value: Callable[[GpuHistory, Piece], float | None], steps: int
+) -> Sequence[Mapping[GpuHistory, float]]:
+    """Return, for each of the last steps that had this stage, the known values; fewer than asked for are none."""
+    by_step: dict[int, dict[GpuHistory, float]] = {}
+    for gpu in gpus:
+        for piece in gpu.pieces(stage, steps + 1):
+            known = value(gpu, piece) if piece.seconds >= _LEAST_SECONDS else None
+            if known is not None:
+                by_step.setdefault(piece.step, {})[gpu] = known
+    last = [by_step[step] for step in sorted(by_step)][-steps:]
+    return last if len(last) == steps and all(len(column) >= 2 for column in last) else []
+
+
+def _always_odd(
+    columns: Sequence[Mapping[GpuHistory, float]], odd: Callable[[float, float], bool]
+) -> tuple[list[GpuHistory], float] | None:
+    """Return the GPUs that are odd in each of these steps, the farthest first, and the pool's usual value."""
+    always: set[GpuHistory] | None = None
+    for column in columns:
+        middle = median(column.values())
+        assert middle is not None  # noqa: S101 - columns have values
+        now = {gpu for gpu, known in column.items() if odd(known, middle)}
+        if not few(list(now), list(column)):
+            return None
+        always = now if always is None else always & now
+    if not always:
+        return None
+    last, usual = columns[-1], median(columns[-1].values()) or 0.0
+    return sorted(always, key=lambda gpu: (-abs(last[gpu] - usual), gpu.uuid)), usual
+
+
+def _role(gpu: GpuHistory, stage: str) -> str:
+    return gpu.past[stage][-1].role
+
+
+def _memory(history: History, gpus: Sequence[GpuHistory], stage: str, limits: Imbalance) -> Odd | None:
+    apart = limits.memory_difference
+    if history.pipeline_stages > 1 and stage != GEN:
+        apart = limits.pipeline_memory_difference
+    columns = _columns(gpus, stage, _peak_ratio, limits.steps)
+    found = _always_odd(columns, lambda value, middle: abs(value - middle) >= apart) if columns else None
+    return None if found is None else _odd(MEMORY, stage, found, columns)
+
+
+def _peak_ratio(gpu: GpuHistory, piece: Piece) -> float | None:
+    return piece.peak_bytes / gpu.total_bytes if piece.peak_bytes is not None and gpu.total_bytes else None
+
+
+def _load(gpus: Sequence[GpuHistory], stage: str, limits: Imbalance) -> Odd | None:
+    columns = _columns(gpus, stage, lambda _, piece: piece.utilization, limits.steps)
+    if not columns or min(max(column.values()) for column in columns) < limits.utilization_busy:
+        return None
+    found = _always_odd(columns, lambda value, middle: abs(value - middle) >= limits.utilization_difference)
+    return None if found is None else _odd(UTILIZATION, stage, found, columns)
+
+
+def _odd(
+    metric: str,
+    stage: str,
+    found: tuple[list[GpuHistory], float],
+    columns: Sequence[Mapping[GpuHistory, float]],
+) -> Odd:
+    gpus, middle = found
+    value = columns[-1][gpus[0]]
+    return Odd(
+        metric=metric,
+        stage=stage,
+        role=_role(gpus[0], stage) if stage in gpus[0].past else "unknown",
+        gpus=gpus,
+        value=value,
+        middle=middle,
+        weight=abs(value - middle),
+        compared=len(columns[-1]),
+    )
+
+
+def _time(history: History, pool: str, stage: str, limits: Imbalance) -> Odd | None:
+    """Compare what the ranks' own tasks took."""
+    columns: list[dict[GpuHistory, float]] = []
+    for times in list(history.rank_times)[-limits.steps :]:
+        column: dict[GpuHistory, float] = {}
+        for (pod, pid), seconds in times.get((pool, stage), {}).items():
+            gpu = history.pods[pod].gpu_of(pid) if pod in history.pods else None
+            if gpu is not None:
+                column[gpu] = max(seconds, column.get(gpu, 0.0))
+        columns.append(column)
+    if len(columns) < limits.steps or min(len(column) for column in columns) < 2:
+        return None
+
+    def slow(value: float, middle: float) -> bool:
+        return value >= limits.time_factor * middle and value - middle >= limits.time_seconds
+
+    found = _always_odd(columns, slow)
+    return None if found is None else _odd(TIME, stage, found, columns)
+
+
+def _finding(odd: Odd) -> Finding:
+    evidence: Evidence = {
+        "metric": odd.metric,
+        "value": round(odd.value, 4),
+        "pool_value": round(odd.middle, 4),
+        "gpus_compared": odd.compared,
+    }
+    total = odd.gpus[0].total_bytes
+    if odd.metric == MEMORY and total:
+        evidence["memory_total_bytes"] = total
+        evidence["peak_bytes"] = round(odd.value * total)
+        evidence["pool_peak_bytes"] = round(odd.middle * total)
+    return finding(REASON, _message(odd), gpus=odd.gpus, stage=odd.stage, role=odd.role, evidence=evidence)
+
+
+def _message(odd: Odd) -> str:
+    who = subject(odd.gpus)
+    if odd.metric == MEMORY:
+        total = odd.gpus[0].total_bytes or 0
+        told = f"holds {gib(odd.value * total)} in {odd.stage} while its pool's usual is {gib(odd.middle * total)}"
+        return (
+            f"{who} {told}: {'the fullest GPU sets the batch of all' if odd.value > odd.middle else 'it carries less'}"
+        )
+    if odd.metric == TIME:
+        told = f"takes {duration(odd.value)} for {odd.stage} while its pool's usual is {duration(odd.middle)}"
+        return f"{who} {told}: the others wait for it"
+    told = f"is {percent(odd.value)} busy in {odd.stage} while its pool's usual is {percent(odd.middle)}"
+    return f"{who} {told}: {'the others wait for it' if odd.value > odd.middle else 'it waits for the others'}"
+
+
+RULE = Rule(reason=REASON, judge=uneven, cadence=Cadence.STEP)
