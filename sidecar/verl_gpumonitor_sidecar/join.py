@@ -256,19 +256,20 @@ def _unread(sample: GpuSample, state: GpuState, error: str | None) -> GpuSample:
 def add_counters(nvml: GpuCounters | None, ray: GpuAccumulator | None, *, source: Source) -> GpuCounters:
     """Return what both sources added up, each in the time when it was the source.
 
-    The recent peak is that of the present source: of the other it would be an old one.
+    The recent peak and readings are those of the present source: of the other they would be old ones.
     """
     if nvml is not None and ray is None and source is Source.NVML:
         return nvml
     first, second = nvml or GpuCounters(), ray.counters if ray else GpuCounters()
-    recent = {Source.NVML: first.memory_recent_peak_bytes, Source.RAY_AGENT: second.memory_recent_peak_bytes}
+    present = {Source.NVML: first, Source.RAY_AGENT: second}.get(source, GpuCounters())
     return msgspec.structs.replace(
         first,
         observed_seconds=first.observed_seconds + second.observed_seconds,
         busy_seconds=first.busy_seconds + second.busy_seconds,
         energy_joules=_sum(first.energy_joules, second.energy_joules),
         memory_peak_bytes=_highest(first.memory_peak_bytes, second.memory_peak_bytes),
-        memory_recent_peak_bytes=recent.get(source),
+        memory_recent_peak_bytes=present.memory_recent_peak_bytes,
+        memory_readings=present.memory_readings,
     )
 
 

@@ -17,6 +17,8 @@ from verl_gpumonitor.model.samples import GpuCounters, GpuSample
 RECENT_SECONDS: Final = 60.0
 _BUCKET_SECONDS: Final = 5.0
 """The recent peak is kept by buckets of so many seconds: it reaches back 60 to 65 s, in at most 14 numbers."""
+MEMORY_READINGS: Final = 8
+"""Readings of memory that are kept: of 4 s, so that a look that comes late misses none."""
 _MAX_GAP_INTERVALS: Final = 3.0
 _MAX_WATTS: Final = 5000.0
 """An energy counter that rises faster than this jumped, and is taken as a new beginning."""
@@ -79,6 +81,7 @@ def _add_all(state: GpuAccumulator, sample: GpuSample, covered: float) -> GpuAcc
             energy_joules=_energy(state, sample, covered),
             memory_peak_bytes=counters.memory_peak_bytes,
             memory_recent_peak_bytes=counters.memory_recent_peak_bytes,
+            memory_readings=counters.memory_readings,
             xid_errors=counters.xid_errors,
             xid_last_at=counters.xid_last_at,
         ),
@@ -113,15 +116,18 @@ def _add_memory(state: GpuAccumulator, sample: GpuSample) -> GpuAccumulator:
     at, used = sample.memory_taken_at, sample.memory_used_bytes
     if at is None or used is None or (state.memory_taken_at is not None and at <= state.memory_taken_at):
         return state
+    counters, peaks = state.counters, state.peaks
     bucket = int(at // _BUCKET_SECONDS)
-    if state.peaks and state.peaks[-1][0] == bucket and used <= state.peaks[-1][1]:
-        return msgspec.structs.replace(state, memory_taken_at=at)  # No new peak: the usual case.
-    peaks = _add_peak(state.peaks, bucket, used)
-    highest = max(used, state.counters.memory_peak_bytes or 0)
-    recent = max(peak for _, peak in peaks)
-    counters = state.counters
-    if (highest, recent) != (counters.memory_peak_bytes, counters.memory_recent_peak_bytes):
-        counters = msgspec.structs.replace(counters, memory_peak_bytes=highest, memory_recent_peak_bytes=recent)
+    highest, recent = counters.memory_peak_bytes, counters.memory_recent_peak_bytes
+    if not (peaks and peaks[-1][0] == bucket and used <= peaks[-1][1]):  # Else no new peak: the usual case.
+        peaks = _add_peak(peaks, bucket, used)
+        highest, recent = max(used, highest or 0), max(peak for _, peak in peaks)
+    counters = msgspec.structs.replace(
+        counters,
+        memory_peak_bytes=highest,
+        memory_recent_peak_bytes=recent,
+        memory_readings=(*counters.memory_readings[1 - MEMORY_READINGS :], (at, used)),
+    )
     return msgspec.structs.replace(state, counters=counters, memory_taken_at=at, peaks=peaks)
 
 

@@ -20,10 +20,9 @@ import msgspec
 
 from verl_gpumonitor.model.report import MAX_GPUS, MAX_STAGES, StageCount
 from verl_gpumonitor.model.samples import GpuCounters
-from verl_gpumonitor.model.stages import StageWord
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 
-from .words import OTHER, POD, WATERMARK_SECONDS, Own, Part, Span, decided, parts
+from .words import OTHER, POD, WATERMARK_SECONDS, Own, Part, Span, Voice, decided, parts
 
 MAX_PENDING: Final = 128
 """Pieces that wait for one GPU. Those of a minute are 60; more come only of a clock that was set back."""
@@ -129,15 +128,15 @@ class StageTimeline:
         gpu.own = own
         gpu.take_in(counters, at, memory)
 
-    def settle(self, words: Sequence[StageWord], *, now: float, patient: bool = True) -> Settled:
-        """Count what is decided; `words` best first. See `words.decided`."""
+    def settle(self, voices: Sequence[Voice], *, now: float, patient: bool = True) -> Settled:
+        """Count what is decided; `voices` best first. See `words.decided`."""
         too_many = max(track.surplus_until() for track in self._tracks())
-        return self._settle(words, now=now, patient=patient, old=max(now - WATERMARK_SECONDS, too_many))
+        return self._settle(voices, now=now, patient=patient, old=max(now - WATERMARK_SECONDS, too_many))
 
-    def finish(self, words: Sequence[StageWord], *, now: float) -> Settled:
+    def finish(self, voices: Sequence[Voice], *, now: float) -> Settled:
         """Count all that waits, with what is known at this last moment."""
         ends = (piece.end for track in self._tracks() for piece in track.pending)
-        return self._settle(words, now=now, patient=False, old=max([now, *ends]))
+        return self._settle(voices, now=now, patient=False, old=max([now, *ends]))
 
     def gpu_counts(self, uuid: str) -> tuple[StageCount, ...]:
         """Return a GPU's counters by stage, in the order in which the stages were first seen."""
@@ -164,11 +163,11 @@ class StageTimeline:
     def _tracks(self) -> list["_Track"]:
         return [self._pod, *(gpu.track for gpu in self._gpus.values())]
 
-    def _settle(self, words: Sequence[StageWord], *, now: float, patient: bool, old: float) -> Settled:
+    def _settle(self, voices: Sequence[Voice], *, now: float, patient: bool, old: float) -> Settled:
         begins = [track.begin for track in self._tracks() if track.pending]
         if not begins:
             return Settled(until=now)
-        spans = decided(words, min(begins), now=now, patient=patient, old=old)
+        spans = decided(voices, min(begins), now=now, patient=patient, old=old)
         if not spans:
             return Settled(until=min(begins))
         until = spans[-1].end

@@ -3,8 +3,8 @@
 """Which stage a moment was in, when several sources speak of it and some speak late. Pure.
 
 Sources are handed in best first. A moment belongs to the best source whose word reaches over it. One that has not
-come that far yet is waited for, at most until the moment is `WATERMARK_SECONDS` old or the source has been silent
-for `PATIENCE_SECONDS`; then the next best that does know is taken, and `unknown` when there is none.
+come that far yet, and will, is waited for, at most until the moment is `WATERMARK_SECONDS` old or the source has been
+silent for `PATIENCE_SECONDS`; then the next best that does know is taken, and `unknown` when there is none.
 
 Example: a source speaks until t=90, a poorer one until t=100, and it is t=101. What lies before 90 is decided by the
 first; the rest waits. At t=135 it is the first one's silence that decides for the second.
@@ -30,6 +30,15 @@ NOW_SECONDS: Final = 6.0
 MAX_INTERVALS: Final = 1024
 """Intervals of one word that are looked at in one span; what comes past them does not count."""
 OTHER: Final = "other"
+
+
+class Voice(msgspec.Struct, frozen=True):
+    """A source as it is heard here."""
+
+    word: StageWord
+    late: bool = True
+    """It speaks some time behind, so that more may come of the time after `known_until`. Not so marks that this very
+    pod sends: what they have not said by now they do not say."""
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -67,18 +76,18 @@ POD: Final = Own()
 
 
 def decided(
-    words: Sequence[StageWord], begin: float, *, now: float, patient: bool, old: float | None = None
+    voices: Sequence[Voice], begin: float, *, now: float, patient: bool, old: float | None = None
 ) -> list[Span]:
     """Return who decides from `begin` on, without a hole, up to the first moment that must wait.
 
-    `words`: best first. `patient`: somebody who knows the past may still come, while nobody speaks at all. `old`: no
+    `voices`: best first. `patient`: somebody who knows the past may still come, while nobody speaks at all. `old`: no
     moment before it waits any longer; None means the watermark.
     """
     old = now - WATERMARK_SECONDS if old is None else old
-    words = [clean for clean in (_clean(word, now) for word in words) if clean is not None]
+    voices = _clean(voices, now)
     spans: list[Span] = []
     at = begin
-    while (span := _span(words, at, now=now, patient=patient, old=old)) is not None:
+    while (span := _span(voices, at, now=now, patient=patient, old=old)) is not None:
         spans.append(span)
         at = span.end
     return spans
@@ -97,46 +106,57 @@ def parts(spans: Iterable[Span], own: Own = POD) -> list[Part]:
     return found
 
 
-def present(words: Sequence[StageWord], now: float) -> tuple[StageWord, StageInterval | None] | None:
+def present(voices: Sequence[Voice], now: float, own: Own = POD) -> tuple[StageWord, StageInterval | None] | None:
     """Return the best word that tells the present, and what runs by it; None while nobody does."""
-    for word in words:
-        clean = _clean(word, now)
-        if clean is not None and now - clean.known_until <= NOW_SECONDS:
-            at = clean.known_until
-            running = [each for each in clean.intervals if each.begin <= at and (each.end is None or each.end > at)]
-            return clean, _choose(running, clean)
+    for voice in _clean(voices, now):
+        word = voice.word
+        if now - word.known_until <= NOW_SECONDS:
+            at = word.known_until
+            running = [each for each in word.intervals if each.begin <= at and (each.end is None or each.end >= at)]
+            return word, _choose((each for each in running if _concerns(each, own)), word)
     return None
 
 
-def _clean(word: StageWord, now: float) -> StageWord | None:
-    """Return a word without what cannot be: it does not reach into the future, and not further than it begins."""
-    until = min(word.known_until, now)
-    if word.source is StageSource.NONE or not (math.isfinite(word.known_from) and word.known_from < until):
-        return None
-    return word if until == word.known_until else msgspec.structs.replace(word, known_until=until)
+def speaker(voices: Sequence[Voice], now: float) -> StageWord | None:
+    """Return the word of the best source that is heard at all these days; None while there is none."""
+    return next((voice.word for voice in _clean(voices, now) if now - voice.word.known_until < PATIENCE_SECONDS), None)
 
 
-def _span(words: Sequence[StageWord], at: float, *, now: float, patient: bool, old: float) -> Span | None:
+def _clean(voices: Iterable[Voice], now: float) -> list[Voice]:
+    """Return the voices without what cannot be: a word reaches not into the future, nor back before its begin."""
+    clean: list[Voice] = []
+    for voice in voices:
+        word = voice.word
+        until = min(word.known_until, now)
+        if word.source is not StageSource.NONE and math.isfinite(word.known_from) and word.known_from < until:
+            known = word if until == word.known_until else msgspec.structs.replace(word, known_until=until)
+            clean.append(voice if known is word else Voice(known, voice.late))
+    return clean
+
+
+def _span(voices: Sequence[Voice], at: float, *, now: float, patient: bool, old: float) -> Span | None:
     """Return who decides from this moment on; None when it must wait."""
     end = max(now, old)
     if at >= end:
         return None
-    for word in words:
+    for voice in voices:
+        word = voice.word
         if at < word.known_from:
             end = min(end, word.known_from)
         elif at < word.known_until:
             return Span(at, min(end, word.known_until), word)
-        elif _speaks(word, now):
+        elif _goes_on(voice, now):
             if at >= old:
                 return None
             end = min(end, old)
-    if patient and not any(_speaks(word, now) for word in words):
+    if patient and not any(_goes_on(voice, now) for voice in voices):
         end = min(end, old)
     return Span(at, end, None) if at < end else None
 
 
-def _speaks(word: StageWord, now: float) -> bool:
-    return now - word.known_until < PATIENCE_SECONDS
+def _goes_on(voice: Voice, now: float) -> bool:
+    """Say whether more of this source is to be waited for."""
+    return voice.late and now - voice.word.known_until < PATIENCE_SECONDS
 
 
 def _same(one: Part, other: Part) -> bool:

@@ -158,3 +158,8 @@ def test_handing_samples_in_again_changes_nothing(
         state = add_sample(state, each, interval_seconds=1.0)
         for earlier in [samples[i] for i in again if i <= number]:
             assert add_sample(state, earlier, interval_seconds=1.0) == state
+
+
+def test_the_last_readings_of_memory_are_kept() -> None:
+    counters = added(sample(t, used=10 * t) for t in [0, 1, 1, *range(2, 20)]).counters
+    assert counters.memory_readings == tuple((t, 10 * t) for t in range(12, 20))

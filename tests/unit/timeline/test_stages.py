@@ -12,7 +12,7 @@ from verl_gpumonitor.model.report import MAX_STAGES, StageCount
 from verl_gpumonitor.model.samples import GpuCounters
 from verl_gpumonitor.model.stages import StageInterval, StageSource, StageWord
 from verl_gpumonitor.timeline.stages import MAX_PENDING, MAX_READINGS, Settled, StageTimeline, few
-from verl_gpumonitor.timeline.words import Own
+from verl_gpumonitor.timeline.words import Own, Voice
 
 BEGIN = 1e9
 
@@ -22,9 +22,9 @@ def run(stage: str, begin: float, end: float | None = None, **values: object) ->
     return StageInterval(stage=stage, role="actor", begin=BEGIN + begin, end=end, **values)  # type: ignore[arg-type]
 
 
-def state(begin: float, end: float, *intervals: StageInterval) -> StageWord:
+def state(begin: float, end: float, *intervals: StageInterval) -> Voice:
     source = StageSource.RAY_STATE
-    return StageWord(source=source, known_from=BEGIN + begin, known_until=BEGIN + end, intervals=intervals)
+    return Voice(StageWord(source=source, known_from=BEGIN + begin, known_until=BEGIN + end, intervals=intervals))
 
 
 class Pod:
@@ -49,7 +49,7 @@ class Pod:
             at = BEGIN + self.now
             self.timeline.observe(uuid, after, at=at, memory=[(at - 0.2, used), (at, used)], own=own)
 
-    def settle(self, *words: StageWord, patient: bool = True) -> Settled:
+    def settle(self, *words: Voice, patient: bool = True) -> Settled:
         return self.timeline.settle(words, now=BEGIN + self.now, patient=patient)
 
     def seconds(self, uuid: str = "GPU-0") -> dict[str, float]:
@@ -213,25 +213,20 @@ MOVES = st.tuples(
 
 def _words(
     drawn: Sequence[tuple[int, float, float, list[tuple[str, float, float | None, int | None]]]], now: float
-) -> list[StageWord]:
-    return [
-        StageWord(
-            source=SOURCES[place],
-            known_from=now + known_from,
-            known_until=now + known_until,
-            intervals=tuple(
-                StageInterval(
-                    stage=stage,
-                    role="actor",
-                    begin=now + begin,
-                    end=None if end is None else now + end,
-                    local_rank=rank,
-                )
-                for stage, begin, end, rank in intervals
-            ),
+) -> list[Voice]:
+    voices = []
+    for place, known_from, known_until, intervals in sorted(drawn, key=lambda each: each[0]):
+        told = tuple(
+            StageInterval(
+                stage=stage, role="actor", begin=now + begin, end=None if end is None else now + end, local_rank=rank
+            )
+            for stage, begin, end, rank in intervals
         )
-        for place, known_from, known_until, intervals in sorted(drawn, key=lambda each: each[0])
-    ]
+        word = StageWord(
+            source=SOURCES[place], known_from=now + known_from, known_until=now + known_until, intervals=told
+        )
+        voices.append(Voice(word, late=place != 0))
+    return voices
 
 
 def _sums(counts: Sequence[StageCount]) -> tuple[float, float, float]:

@@ -7,28 +7,28 @@ from collections.abc import Sequence
 import pytest
 
 from verl_gpumonitor.model.stages import StageInterval, StageSource, StageWord
-from verl_gpumonitor.timeline.words import Own, Part, decided, parts, present
+from verl_gpumonitor.timeline.words import Own, Part, Voice, decided, parts, present
 
 NOW = 1000.0
 
 
-def word(source: StageSource, known_from: float, known_until: float, *intervals: StageInterval) -> StageWord:
-    return StageWord(source=source, known_from=known_from, known_until=known_until, intervals=intervals)
+def word(source: StageSource, known_from: float, known_until: float, *intervals: StageInterval) -> Voice:
+    return Voice(StageWord(source=source, known_from=known_from, known_until=known_until, intervals=intervals))
 
 
 def run(stage: str, begin: float, end: float | None = None, **values: object) -> StageInterval:
     return StageInterval(stage=stage, role="actor", begin=begin, end=end, **values)  # type: ignore[arg-type]
 
 
-def marks(begin: float, end: float) -> StageWord:
+def marks(begin: float, end: float) -> Voice:
     return word(StageSource.MARKS, begin, end)
 
 
-def state(begin: float, end: float) -> StageWord:
+def state(begin: float, end: float) -> Voice:
     return word(StageSource.RAY_STATE, begin, end)
 
 
-def agent(begin: float, end: float) -> StageWord:
+def agent(begin: float, end: float) -> Voice:
     return word(StageSource.RAY_AGENT, begin, end)
 
 
@@ -61,9 +61,15 @@ Row = tuple[float, float, str | None]
         pytest.param([state(900, 1000)], 1000, [], id="nothing to decide"),
     ],
 )
-def test_who_decides(words: Sequence[StageWord], begin: float, expected: list[Row]) -> None:
+def test_who_decides(words: Sequence[Voice], begin: float, expected: list[Row]) -> None:
     spans = decided(words, begin, now=NOW, patient=True)
     assert [(span.begin, span.end, span.word and span.word.source.value) for span in spans] == expected
+
+
+def test_a_source_that_is_never_late_is_not_waited_for() -> None:
+    here = Voice(marks(900, 980).word, late=False)
+    spans = decided([here, agent(900, 990)], 970, now=NOW, patient=True)
+    assert [(span.end, span.word and span.word.source.value) for span in spans] == [(980, "marks"), (990, "ray-agent")]
 
 
 def test_where_nobody_can_come_nothing_waits() -> None:
@@ -123,6 +129,6 @@ def test_a_part_says_whether_its_begin_was_seen() -> None:
         pytest.param([word(StageSource.RAY_STATE, 0, 999, run("gen", 900, 950))], None, id="over"),
     ],
 )
-def test_the_present(words: Sequence[StageWord], expected: str | None) -> None:
+def test_the_present(words: Sequence[Voice], expected: str | None) -> None:
     found = present(words, NOW)
     assert (found and found[1] and found[1].stage) == expected
