@@ -44,6 +44,15 @@ class Classified(msgspec.Struct, frozen=True):
     role: str
     kind: Kind
 
+    @property
+    def tells_pod(self) -> bool:
+        """Whether it tells the stage of GPUs in the pod in which it runs.
+
+        A helper on CPU may run in another pod than the GPUs it waits for; but a stage of it is better than none, and
+        whatever runs on a GPU is chosen before it.
+        """
+        return self.kind in (Kind.WORKER, Kind.SERVER) or (self.kind is Kind.HELPER and self.stage in ("gen", "reward"))
+
 
 class Place(msgspec.Struct, frozen=True):
     """Where verl put a worker, as its actor's name tells."""
