@@ -231,6 +231,8 @@ class History:
         """Counts finished steps and windows: rules that look at these alone need not look again before."""
         self.alarms = 0
         """Counts the times at which a stage's memory came near the end within a step."""
+        self.names: set[str] = set()
+        """Names of tasks that were seen, which tell verl's version."""
         self.xids: deque[XidLine] = deque(maxlen=MAX_EVENTS)
         self.helping = 0
         self.sleeps = 0
@@ -255,6 +257,26 @@ class History:
         """Return the median length of a step but the first; None before there is one."""
         known = sorted(list(self.step_seconds)[1:] or self.step_seconds)
         return known[len(known) // 2] if known else None
+
+    def host_headroom_bytes(self) -> int | None:
+        """Return what the fullest pod with GPUs can still take of host memory; None if it is not known."""
+        left = []
+        for pod in self.pods.values():
+            line = pod.last_host
+            limit = None if line is None else line.memory_limit_bytes or pod.memory_limit_bytes
+            highest = max((value for _, value in pod.host_buckets), default=None)
+            if pod.gpus_requested and limit is not None and highest is not None:
+                left.append(round(limit - highest))
+        return max(0, min(left)) if left else None
+
+    def gpu_headroom_bytes(self) -> int | None:
+        """Return what was never used of the fullest GPU; None if it is not known."""
+        left = []
+        for gpu in self.gpus.values():
+            peaks = [p.peak_bytes for past in (*gpu.past.values(), gpu.now.values()) for p in past if p.peak_bytes]
+            if gpu.total_bytes and peaks:
+                left.append(round(gpu.total_bytes - max(peaks)))
+        return max(0, min(left)) if left else None
 
     def feed(self, record: Record) -> None:
         """Take one line. Lines come in order of time."""
@@ -287,6 +309,8 @@ class History:
         if pod is None or self.over:
             return
         self.stages_told = True
+        if len(self.names) < MAX_EVENTS:
+            self.names.update((line.name,) if isinstance(line, TaskLine) else ())
         helping = pod.work.generating(Kind.HELPER)
         if isinstance(line, TaskLine):
             changed = pod.work.task(line)

@@ -278,7 +278,7 @@ def _finding(risk: Risk, limits: OomRisk) -> Finding:
         "cause": risk.why,
     }
     if worst.floor is not None:
-        evidence["floor_bytes"] = round(worst.floor)
+        evidence["lowest_bytes"] = round(worst.floor)
     if risk.steps_left is not None:
         evidence["growth_bytes_per_step"] = round(growth)
         evidence["steps_left"] = round(risk.steps_left, 1)

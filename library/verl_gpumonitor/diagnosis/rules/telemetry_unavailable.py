@@ -5,7 +5,8 @@
 Either NVML itself answers with an error there, or the pod runs and no line of its GPUs comes, or lines come with
 neither utilisation nor memory. A pod without GPUs is not judged, whatever its NVML says: CUDA images set
 NVIDIA_VISIBLE_DEVICES in heads that have none. A hole in the whole record is no fault of one pod, so that silence is
-counted only while others are heard. Source: NVIDIA/nvidia-container-toolkit#48 (containers lose their GPUs on a daemon-reload).
+counted only while others are heard. Source: NVIDIA/nvidia-container-toolkit#48 (a daemon-reload takes containers'
+GPUs away).
 """
 
 from verl_gpumonitor.diagnosis.history import History, PodHistory

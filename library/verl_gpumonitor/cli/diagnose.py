@@ -1,0 +1,111 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""`gpumon diagnose`: what was wrong in a recorded workload, since when, where, and what to change."""
+
+import sys
+from collections.abc import Iterable
+from typing import Final
+
+import click
+import msgspec
+
+from verl_gpumonitor.advice import advise, context_of
+from verl_gpumonitor.advice.context import Context
+from verl_gpumonitor.diagnosis.doctor import Diagnosis
+from verl_gpumonitor.diagnosis.health import REASONS
+from verl_gpumonitor.model.findings import TrackedFinding
+from verl_gpumonitor.model.trace import TraceError
+from verl_gpumonitor.model.vocabulary import Severity
+
+from .findings import as_json, report
+from .traces import TraceReader, open_trace
+
+FOUND: Final = 1
+"""Exit status where `--fail-on` was given and something as grave was found."""
+UNREADABLE: Final = 2
+"""Exit status for a file that is no trace."""
+_ORDER: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
+
+
+def diagnose(reader: TraceReader, *, muted: Iterable[str] = ()) -> tuple[Diagnosis, list[TrackedFinding]]:
+    """Read a trace to its end and return the diagnosis with its findings, each with advice."""
+    diagnosis = Diagnosis(reader.header, muted=muted)
+    for record in reader.records():
+        diagnosis.feed(record)
+    return diagnosis, advised(diagnosis)
+
+
+def advised(diagnosis: Diagnosis) -> list[TrackedFinding]:
+    """Return the findings, each with what could be changed about it."""
+    found = diagnosis.findings
+    context = _context(diagnosis, {tracked.finding.reason for tracked in found if tracked.resolved is None})
+    return [
+        msgspec.structs.replace(
+            tracked,
+            finding=msgspec.structs.replace(tracked.finding, advice=advise(tracked.finding, context)),
+        )
+        for tracked in found
+    ]
+
+
+def _context(diagnosis: Diagnosis, open_reasons: set[str]) -> Context:
+    history = diagnosis.history
+    header = history.header
+    sizes = {len(pod.gpus) for pod in history.pods.values() if pod.gpus}
+    totals = [gpu.total_bytes for gpu in history.gpus.values() if gpu.total_bytes]
+    workload = header.workload
+    return context_of(
+        header.entrypoint,
+        verl=header.frameworks.verl if header.frameworks else None,
+        ray_names=history.names,
+        kind=None if workload is None else workload.kind,
+        gpus=len(history.gpus) or None,
+        gpus_per_pod=sizes.pop() if len(sizes) == 1 else None,
+        memory_total_bytes=round(min(totals)) if totals else None,
+        host_headroom_bytes=history.host_headroom_bytes(),
+        gpu_headroom_bytes=history.gpu_headroom_bytes(),
+        open_reasons=open_reasons,
+    )
+
+
+@click.command("diagnose")
+@click.argument("trace")
+@click.option("--json", "json_", is_flag=True, help="Print the findings as JSON (gpumonitor-findings/1).")
+@click.option("--mute", multiple=True, metavar="REASON", help="Leave a reason out; may be given several times.")
+@click.option(
+    "--fail-on",
+    type=click.Choice([severity.value for severity in _ORDER]),
+    help=f"End with status {FOUND} if something as grave was found.",
+)
+def command(trace: str, json_: bool, mute: tuple[str, ...], fail_on: str | None) -> None:
+    """Say what was wrong in TRACE: a file of gpumonitor-trace/1, plain or gzip; `-` reads standard input."""
+    unknown = [reason for reason in mute if reason not in REASONS]
+    if unknown:
+        raise click.BadParameter(f"no reason is called {unknown[0]!r}; there are: {', '.join(REASONS)}")
+    try:
+        with open_trace(trace) as reader:
+            diagnosis, findings = diagnose(reader, muted=mute)
+    except TraceError as error:
+        click.echo(f"gpumon: {trace}: {error}", err=True)
+        sys.exit(UNREADABLE)
+    _complain(trace, reader)
+    if json_:
+        click.echo(as_json(findings), nl=False)
+    else:
+        click.echo(report(reader.header, findings, end=diagnosis.history.t), nl=False)
+    if fail_on is not None and _grave(findings, Severity(fail_on)):
+        sys.exit(FOUND)
+
+
+def _complain(trace: str, reader: TraceReader) -> None:
+    for problem in reader.problems:
+        where = f"line {problem.line}: " if problem.line else ""
+        click.echo(f"gpumon: {trace}: {where}{problem.text}", err=True)
+    more = reader.problem_count - len(reader.problems)
+    if more > 0:
+        click.echo(f"gpumon: {trace}: {more} more lines were passed over", err=True)
+
+
+def _grave(findings: Iterable[TrackedFinding], severity: Severity) -> bool:
+    least = _ORDER.index(severity)
+    return any(_ORDER.index(tracked.finding.severity) >= least for tracked in findings)

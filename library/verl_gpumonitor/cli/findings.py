@@ -1,0 +1,123 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Findings for others: as JSON (`gpumonitor-findings/1`, public) and as a report that a person reads."""
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from verl_gpumonitor.diagnosis.health import rank_of
+from verl_gpumonitor.model.findings import Advice, TrackedFinding
+from verl_gpumonitor.model.trace import Header
+from verl_gpumonitor.model.vocabulary import Severity
+
+FINDINGS_FORMAT: Final = "gpumonitor-findings/1"
+WIDTH: Final = 100
+_SEVERITIES: Final = (Severity.CRITICAL, Severity.WARNING, Severity.INFO)
+
+
+def as_json(findings: Iterable[TrackedFinding]) -> bytes:
+    """Return the document that `gpumon diagnose --json` prints."""
+    document = {"format": FINDINGS_FORMAT, "findings": [_finding(tracked) for tracked in findings]}
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+
+
+def _finding(tracked: TrackedFinding) -> dict[str, Any]:
+    finding = tracked.finding
+    return {
+        "reason": finding.reason,
+        "severity": finding.severity,
+        "first_seen": round(tracked.first_seen, 3),
+        "last_seen": round(tracked.last_seen, 3),
+        "resolved": None if tracked.resolved is None else round(tracked.resolved, 3),
+        "scope": finding.scope,
+        "evidence": finding.evidence,
+        "message": finding.message,
+        "advice": finding.advice,
+    }
+
+
+def report(header: Header, findings: Sequence[TrackedFinding], *, end: float) -> str:
+    """Return the report: what the record is of, then each finding, the gravest first. `end`: the last line's time."""
+    lines = [_title(header), _extent(header, end), ""]
+    if not findings:
+        lines.append("Nothing was found.")
+        return "\n".join(lines) + "\n"
+    for tracked in sorted(findings, key=_gravity):
+        lines += [*_block(tracked), ""]
+    return "\n".join(lines)
+
+
+def _title(header: Header) -> str:
+    workload = header.workload
+    if workload is None or workload.name is None:
+        return "A workload without a name"
+    where = f" in {workload.namespace}" if workload.namespace else ""
+    return f"{workload.kind or 'Workload'} {workload.name}{where}"
+
+
+def _extent(header: Header, end: float) -> str:
+    pods = header.pods or []
+    gpus = sum(len(pod.gpus or ()) for pod in pods)
+    verl = header.frameworks.verl if header.frameworks else None
+    parts = [f"{gpus} GPUs in {len(pods)} pods", f"{clock(end)} recorded"]
+    return ", ".join([*parts, f"verl {verl}"] if verl else parts)
+
+
+def clock(seconds: float) -> str:
+    """Return a time of the record as `1:02:03` or `2:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _gravity(tracked: TrackedFinding) -> tuple[bool, int, int, float]:
+    finding = tracked.finding
+    return (
+        tracked.resolved is not None,
+        _SEVERITIES.index(finding.severity),
+        rank_of(finding.reason),
+        tracked.first_seen,
+    )
+
+
+def _block(tracked: TrackedFinding) -> Iterator[str]:
+    finding = tracked.finding
+    stage = f" in {finding.scope.stage}" if finding.scope.stage else ""
+    yield f"{finding.severity.upper()}  {finding.reason}{stage}  {_life(tracked)}"
+    yield from _wrapped(finding.message, "  ")
+    explains = finding.evidence.get("explains")
+    if explains:
+        yield from _wrapped(f"It also explains: {explains}.", "  ")
+    for advice in finding.advice:
+        yield from _advice(advice)
+
+
+def _life(tracked: TrackedFinding) -> str:
+    since = f"since {clock(tracked.first_seen)}"
+    return since if tracked.resolved is None else f"{clock(tracked.first_seen)} to {clock(tracked.resolved)}, over"
+
+
+def _advice(advice: Advice) -> Iterator[str]:
+    if advice.parameter is not None:
+        current = "its default" if advice.current is None else advice.current
+        change = f"{current} -> {advice.suggested}" if advice.suggested is not None else f"now {current}"
+        yield f"  -> {advice.parameter}: {change}"
+        yield from _wrapped(advice.text, "     ")
+    else:
+        yield from _wrapped(f"-> {advice.text}", "  ", then="     ")
+    if advice.price:
+        yield from _wrapped(f"Price: {advice.price}", "     ")
+
+
+def _wrapped(text: str, indent: str, *, then: str | None = None) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent if then is None else then,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
