@@ -26,7 +26,7 @@ from verl_gpumonitor.stages.tables import ENGINE_TITLES, Kind
 PROC: Final = Path("/proc")
 MANNER: Final = Manner(gap_seconds=5.0)
 MAX_PROCESSES: Final = 8192
-SETTLED_SCANS: Final = 60
+SETTLED_SCANS: Final = 30
 """A process that is none of Ray's after so many scans will hardly become one."""
 RARE_SCANS: Final = 30
 """Such a process is looked at so seldom, for its number may be given to another."""
@@ -54,8 +54,11 @@ class ProcessStat(msgspec.Struct, frozen=True):
 
 class _Process(msgspec.Struct):
     stat: ProcessStat
+    cmdline: bytes = b""
     title: str = ""
     """Empty for what is none of Ray's or an engine's."""
+    busy_from: float | None = None
+    """Share of a CPU from which on it generates; None where its CPU tells nothing."""
     unknown_scans: int = 0
     """How often it was looked at and was none of them."""
     cpu_at: float = 0.0
@@ -92,6 +95,8 @@ class Titles:
         self._proc = str(proc)
         self._ticks = ticks_per_second or os.sysconf("SC_CLK_TCK")
         self._processes: dict[int, _Process] = {}
+        self._settled: set[int] = set()
+        """Those that are none of ours."""
         self._scans = 0
         self._book = Book(MANNER)
 
@@ -151,17 +156,18 @@ class Titles:
             pids = set()
         for pid in self._processes.keys() - pids:
             del self._processes[pid]
+        self._settled &= pids
+        turn = self._scans % RARE_SCANS
         for pid in pids:
-            self._look_at(pid, at)
+            rare = pid % RARE_SCANS == turn
+            if rare or pid not in self._settled:
+                self._look_at(pid, at, rare=rare)
 
-    def _look_at(self, pid: int, at: float) -> None:
+    def _look_at(self, pid: int, at: float, *, rare: bool) -> None:
         process = self._processes.get(pid)
         if process is None:
             if len(self._processes) < MAX_PROCESSES:
                 self._meet(pid, at)
-            return
-        rare = (self._scans + pid) % RARE_SCANS == 0
-        if not process.title and process.unknown_scans >= SETTLED_SCANS and not rare:
             return
         if (rare or process.stat.parent not in self._processes) and not self._is_same(pid, process):
             self._meet(pid, at)
@@ -170,6 +176,7 @@ class Titles:
 
     def _meet(self, pid: int, at: float) -> None:
         self._processes.pop(pid, None)
+        self._settled.discard(pid)
         stat = self._stat(pid)
         if stat is not None:
             process = self._processes[pid] = _Process(stat, cpu_at=at)
@@ -184,9 +191,17 @@ class Titles:
         return True
 
     def _read_title(self, pid: int, process: _Process, at: float) -> None:
-        process.title = parse_title(self._read(pid, "cmdline"))
-        process.unknown_scans = 0 if process.title else process.unknown_scans + 1
-        if _busy_from(process.title) is not None:
+        cmdline = self._read(pid, "cmdline")
+        if cmdline != process.cmdline:
+            process.cmdline, process.title = cmdline, parse_title(cmdline)
+            process.busy_from = _busy_from(process.title)
+        if process.title:
+            self._settled.discard(pid)
+        else:
+            process.unknown_scans += 1
+            if process.unknown_scans >= SETTLED_SCANS:
+                self._settled.add(pid)
+        if process.busy_from is not None:
             self._read_cpu(pid, process, at)
 
     def _read_cpu(self, pid: int, process: _Process, at: float) -> None:
@@ -231,5 +246,4 @@ def _busy_from(title: str) -> float | None:
 
 
 def _generates(process: _Process) -> bool:
-    least = _busy_from(process.title)
-    return least is not None and process.busy >= least
+    return process.busy_from is not None and process.busy >= process.busy_from
