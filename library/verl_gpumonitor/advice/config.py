@@ -47,9 +47,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def ppo(self) -> bool | None:
         """Whether it is verl's PPO trainer (GRPO and others are run by it); None if that is not known."""
         module = self.launch.module
-        if module is not None:
-            return module in _PPO or (module.startswith(("verl.experimental", "recipe.")) or None)
-        return True if any(key.startswith("actor_rollout_ref.") for key in self.launch.overrides) else None
+        if module in _PPO or any(key.startswith("actor_rollout_ref.") for key in self.launch.overrides):
+            return True
+        return None if module is None or module.startswith(("verl.experimental.", "recipe.")) else False
 
     @property
     def defaults_hold(self) -> bool:

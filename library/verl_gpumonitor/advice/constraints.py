@@ -131,6 +131,8 @@ def least_tokens(config: Config, role: str) -> int | None:
 
 
 def _known_key(weighed: Weighed) -> Iterator[str]:
+    if weighed.before.ppo is False:
+        yield "this is not verl's PPO trainer, which these keys belong to"
     for key in weighed.changes:
         if weighed.before.entry(key) is None:
             yield f"verl {weighed.before.versions.primary} has no key {key}"

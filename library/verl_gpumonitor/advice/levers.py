@@ -54,7 +54,21 @@ def _smaller_limit(case: Case, keys: BatchKeys, share: float | None) -> Advice |
         text += "; that is the least that holds one whole sequence, and may not be enough by itself"
     if least is None:
         text += "; it must stay above the longest prompt and response (over the sequence parallel size)"
-    return case.change(key, str(value), text=text, price=SLOWER, confidence="medium" if at_bound else "high")
+    confidence = "medium" if at_bound else "high"
+    return case.change(
+        key, str(value), text=text, price=SLOWER, confidence=confidence, along=_pinned(case, keys, value)
+    )
+
+
+def _pinned(case: Case, keys: BatchKeys, value: int) -> dict[str, str]:
+    """Return the limits of other stages that would follow this one below their own least, with the values they have."""
+    config, found = case.config, {}
+    for other in batch_keys(config).values():
+        known, least = config.entry(other.tokens), least_tokens(config, other.role)
+        follows = known is not None and known.follows == keys.tokens and not config.given(other.tokens)
+        if follows and other.role != keys.role and least is not None and value < least and config.ref is not False:
+            found[other.tokens] = str(max(config.integer(other.tokens) or least, least))
+    return found
 
 
 def _up(tokens: int) -> int:
@@ -210,7 +224,11 @@ def fused_kernels(case: Case) -> Advice | None:
 def activation_offload(case: Case, model: str) -> Advice | None:
     """Move activations to host memory between forward and backward pass (FSDP)."""
     key = f"{model}.enable_activation_offload"
-    if case.config.flavour == MEGATRON or case.config.flag(key) is not False or _host_is_short(case, 0.1):
+    if case.config.flavour == MEGATRON or case.config.flag(key) is not False:
+        return None
+    moved = (case.missing_bytes or 8 * GIB) * (case.context.gpus_per_pod or 1)
+    room = case.context.host_headroom_bytes
+    if room is not None and room < 1.25 * moved:
         return None
     text = f"Set {key}=true: activations wait in host memory for the backward pass"
     return case.change(key, "true", text=text, price="host memory and time for the copies")
@@ -232,7 +250,8 @@ def sequence_parallel(case: Case, stage: str) -> Advice | None:
         current, least, share = config.integer(keys.tokens), least_tokens(config, keys.role), case.kept_share()
         if current is None or least is None or share is None or current * share >= least:
             return None
-        along[keys.tokens] = str(max(round_down(current * share), _up(-(-least // 2))))
+        value = max(round_down(current * share), _up(-(-least // 2)))
+        along = {keys.tokens: str(value), **_pinned(case, keys, value)}
     text = (
         f"Raise {key} from {size} to {2 * size}: each sequence, and its activations, is split over {2 * size} GPUs"
         " (the number of attention heads must be a multiple of it)"

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_gpumonitor.advice.settings import MAX_TEXT, Launch, parse_argv, parse_launch
+from verl_gpumonitor.advice.settings import Launch, parse_argv, parse_launch
+from verl_gpumonitor.model.redaction import MAX_TEXT
 
 PPO = "verl.trainer.main_ppo"
 
@@ -49,7 +50,7 @@ def test_a_command_line_is_read(line: str, module: str | None, overrides: dict[s
 
 def test_plus_deletion_and_configuration_are_remembered() -> None:
     launch = parse_launch(f"python3 -m {PPO} --config-name=ppo_megatron_trainer --config-path /c +a=1 ++b=2 c=3 ~d")
-    assert (launch.added, launch.deleted) == ({"a", "b"}, {"d"})
+    assert (set(launch.added), set(launch.deleted)) == ({"a", "b"}, {"d"})
     assert (launch.config_name, launch.config_path) == ("ppo_megatron_trainer", "/c")
 
 
