@@ -101,7 +101,7 @@ class TraceReader:
 def open_trace(path: str) -> Iterator[TraceReader]:
     """Open a trace; `-` is standard input. Raises TraceError, whose text says what is wrong with the file."""
     if path == "-":
-        with open(sys.stdin.fileno(), "rb", closefd=False) as file:  # noqa: PTH123 - a descriptor, not a path
+        with open(sys.stdin.fileno(), "rb", closefd=False) as file:
             yield TraceReader(_lines(file))
         return
     try:
