@@ -176,11 +176,10 @@ class MarkBook:
 
     def steps(self, now: float) -> tuple[StepSpan, ...]:
         """Return the steps of the driver, or of the rank with the lowest number, by begin. The last may still run."""
-        processes = self._live(now, (MarkScope.DRIVER,)) or self._live(now, (MarkScope.RANK, MarkScope.PART))
-        stepping = [process for process in processes if process.steps]
+        stepping = [process for process in self._live(now, tuple(MarkScope)) if process.steps]
         if not stepping:
             return ()
-        leader = min(stepping, key=lambda process: process.mark.rank or 0)
+        leader = min(stepping, key=lambda one: (one.mark.scope is not MarkScope.DRIVER, one.mark.rank or 0))
         return tuple(StepSpan(begin=span.begin, end=span.end, step=span.step) for span in leader.steps)
 
     def own_uuids(self, now: float) -> tuple[str, ...]:
