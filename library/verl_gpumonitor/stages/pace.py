@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """When to ask somebody whose answers cost him time: a share of one core, averaged over a minute. Pure.
 
-What an answer took on the clock is taken for its cost; it is more than that only where he computes in parallel.
-Half of the minute's budget is kept for questions that somebody hinted at.
+What an answer costs is taken from what it took on the clock. On a busy machine most of that is waiting (5 ms and 600 ms
+were seen in one minute), so that the quickest of the last few is taken. Half of the minute's budget is kept for
+questions that somebody hinted at.
 """
 
+from collections import deque
 from typing import Final
 
 SHARE: Final = 0.01
@@ -13,6 +15,11 @@ WINDOW_SECONDS: Final = 60.0
 LEAST_SECONDS: Final = 1.0
 MOST_SECONDS: Final = 600.0
 """Whatever an answer takes, the next question is due by then."""
+RECENT: Final = 8
+"""Answers of which the quickest tells the cost."""
+FEW: Final = 3
+FIRST_COST_SECONDS: Final = 0.05
+"""So many answers may all have been slow by chance: no more than this is then taken for the cost."""
 
 
 class Pace:
@@ -26,7 +33,7 @@ class Pace:
         self._budget = SHARE * WINDOW_SECONDS
         self._counted_at = now
         self._asked_at = now - LEAST_SECONDS
-        self._cost = 0.0
+        self._recent: deque[float] = deque(maxlen=RECENT)
         self._hinted = False
 
     def hint(self) -> None:
@@ -37,21 +44,27 @@ class Pace:
         """Count a question that was asked at `begin` and took so long."""
         self._accrue(begin + seconds)
         self._asked_at = begin
-        self._cost = seconds
-        self._budget = max(self._budget - seconds, -SHARE * MOST_SECONDS)
+        self._recent.append(seconds)
+        self._budget = max(self._budget - self.cost_seconds, -SHARE * MOST_SECONDS)
         self._hinted = False
 
     def due_at(self) -> float:
         """Return when the next question is due."""
         full = SHARE * WINDOW_SECONDS
-        needed = self._cost if self._hinted else min(full, full / 2 + self._cost)
+        needed = self.cost_seconds if self._hinted else full / 2 + self.cost_seconds
         wait = max(0.0, min(needed, full) - self._budget) / SHARE
         return max(self._asked_at + LEAST_SECONDS, self._counted_at + min(wait, MOST_SECONDS))
 
     @property
     def seconds(self) -> float:
         """Time between two questions, nobody hinting."""
-        return min(MOST_SECONDS, max(LEAST_SECONDS, self._cost / SHARE))
+        return min(MOST_SECONDS, max(LEAST_SECONDS, self.cost_seconds / SHARE))
+
+    @property
+    def cost_seconds(self) -> float:
+        """What one answer costs, as far as it is known."""
+        quickest = min(self._recent, default=0.0)
+        return quickest if len(self._recent) > FEW else min(quickest, FIRST_COST_SECONDS)
 
     def _accrue(self, now: float) -> None:
         self._budget = min(SHARE * WINDOW_SECONDS, self._budget + max(0.0, now - self._counted_at) * SHARE)

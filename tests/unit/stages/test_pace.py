@@ -40,18 +40,27 @@ def asked(pace: Pace, *, cost: float, seconds: float, hint_every: float | None =
 )
 def test_the_budget_holds(cost: float, hint_every: float | None, questions: int) -> None:
     times = asked(Pace(0.0), cost=cost, seconds=600, hint_every=hint_every)
-    assert abs(len(times) - questions) <= 2
-    assert len(times) * cost <= SHARE * (600 + WINDOW_SECONDS) + cost
+    assert abs(len(times) - questions) <= 3
+    assert len(times) * cost <= SHARE * (600 + WINDOW_SECONDS) + 4 * cost
+
+
+def settled(cost: float) -> Pace:
+    """A pace that knows the cost, with all of its budget at 600 s."""
+    pace = Pace(0.0)
+    for at in range(0, 300, 30):
+        pace.spend(at, cost)
+    pace.spend(600.0 - cost, cost)
+    return pace
 
 
 def test_a_hint_asks_at_once_while_something_is_left_for_it() -> None:
-    pace = Pace(0.0)
-    pace.spend(0.0, 0.3)
-    pace.spend(30.0, 0.3)
-    unhinted = pace.due_at()
+    pace = settled(0.3)
+    assert pace.due_at() == pytest.approx(630)
     pace.hint()
-    assert pace.due_at() < unhinted
-    assert pace.due_at() == 31.0
+    assert pace.due_at() == pytest.approx(600.7)
+    pace.spend(600.7, 0.3)
+    pace.hint()
+    assert pace.due_at() == pytest.approx(630, abs=1)
 
 
 def test_a_hint_never_asks_twice_in_a_second() -> None:
@@ -62,20 +71,23 @@ def test_a_hint_never_asks_twice_in_a_second() -> None:
 
 
 def test_the_pace_is_told() -> None:
+    assert Pace(0.0).seconds == 1.0
+    assert settled(0.3).seconds == pytest.approx(30)
+
+
+def test_answers_that_waited_for_others_do_not_slow_the_pace() -> None:
     pace = Pace(0.0)
-    assert pace.seconds == 1.0
-    pace.spend(0.0, 0.3)
-    assert pace.seconds == pytest.approx(30)
+    for at, cost in enumerate([0.6, 0.05, 0.008, 0.5, 0.3, 0.02, 0.08, 0.6, 0.04, 0.009, 0.3, 0.2]):
+        assert pace.due_at() <= at + 1
+        pace.spend(float(at), cost)
+        assert pace.seconds <= 5
 
 
-@given(
-    st.lists(st.tuples(st.floats(0, 5), st.floats(0, 100), st.booleans()), max_size=60),
-)
-def test_whatever_the_answers_cost_the_share_is_kept(calls: list[tuple[float, float, bool]]) -> None:
+@given(st.floats(0, 5), st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=60))
+def test_whatever_an_answer_costs_the_share_is_kept(cost: float, calls: list[tuple[float, bool]]) -> None:
     pace = Pace(0.0)
     now = spent = 0.0
-    dearest = 0.0
-    for cost, wait, hinted in calls:
+    for wait, hinted in calls:
         if hinted:
             pace.hint()
         assert pace.due_at() <= now + 600
@@ -83,8 +95,7 @@ def test_whatever_the_answers_cost_the_share_is_kept(calls: list[tuple[float, fl
         pace.spend(now, cost)
         now += cost
         spent += cost
-        dearest = max(dearest, cost)
-        assert spent <= SHARE * (now + WINDOW_SECONDS) + 2 * dearest
+        assert spent <= SHARE * (now + WINDOW_SECONDS) + 5 * cost
 
 
 @pytest.mark.parametrize(
