@@ -188,10 +188,41 @@ class DaemonSetObject(_Object, frozen=True):
         return pods.scheduled_requests({"spec": self.spec.template.spec or {}})
 
 
+class Resources(_Object, frozen=True):
+    """`resources` of a container or pod."""
+
+    requests: dict[str, Any] | None = None
+    limits: dict[str, Any] | None = None
+
+
+class ContainerObject(_Object, frozen=True, omit_defaults=True):
+    """Container, as far as it takes room."""
+
+    resources: Resources | None = None
+    restart_policy: str | None = None
+
+
+class PodSpec(_Object, frozen=True, omit_defaults=True):
+    """`spec` of a pod, as far as it takes room: of some 10 KB, some 200 bytes."""
+
+    containers: list[ContainerObject] | None = None
+    init_containers: list[ContainerObject] | None = None
+    resources: Resources | None = None
+    overhead: dict[str, Any] | None = None
+
+
 class PodObject(_Object, frozen=True):
     """v1 Pod on a node, as far as it takes room there."""
 
-    spec: dict[str, Any] | None = None
+    spec: PodSpec = PodSpec()
+
+    def json(self) -> Json:
+        """Return the pod in the form in which one is judged that is to be created."""
+        return {"spec": msgspec.to_builtins(self.spec)}
+
+    def gpus_requested(self, patterns: tuple[str, ...]) -> int:
+        """GPUs that it has."""
+        return pods.gpus_requested(self.json(), patterns)
 
 
 class ServiceSpec(_Object, frozen=True):
@@ -351,7 +382,7 @@ def _plain_scope(name: str) -> Scope:
 
 def taken_on_node(running: list[PodObject]) -> Amounts:
     """Sum of what pods ask for."""
-    return quantities.total(pods.scheduled_requests({"spec": pod.spec or {}}) for pod in running)
+    return quantities.total(pods.scheduled_requests(pod.json()) for pod in running)
 
 
 def less(room: Amounts, taken: Mapping[str, int]) -> dict[str, int]:

@@ -194,16 +194,17 @@ def qos_class(pod: Json) -> QosClass:
     """Class that Kubernetes gives the pod: by its own resources if it has some, else by all its containers'."""
     whole: list[Json] = [{"resources": spec(pod).get("resources")}]
     judged = whole if has_pod_level_resources(pod) else [*containers(pod), *init_containers(pod)]
-    requests = quantities.total(_counted(container_requests(container)) for container in judged)
-    limits = quantities.total(_counted(container_limits(container)) for container in judged)
+    stated = [_limits_and_requests(container.get("resources")) for container in judged]
+    bounds = [_counted(limits) for limits, _ in stated]
+    requests, limits = quantities.total(_counted(requests) for _, requests in stated), quantities.total(bounds)
     if not requests and not limits:
         return QosClass.BEST_EFFORT
-    bounded = all(len(_counted(container_limits(container))) == len(_QOS_RESOURCES) for container in judged)
+    bounded = all(len(each) == len(_QOS_RESOURCES) for each in bounds)
     return QosClass.GUARANTEED if bounded and requests == limits else QosClass.BURSTABLE
 
 
 def _counted(amounts: Amounts) -> dict[str, Amount]:
-    return {name: amounts[name] for name in _QOS_RESOURCES if amounts.get(name, 0) > 0}
+    return {name: amount for name in _QOS_RESOURCES if (amount := amounts.get(name, 0)) > 0}
 
 
 def _aggregate(pod: Json, kind: int) -> dict[str, Amount]:

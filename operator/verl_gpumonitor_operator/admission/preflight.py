@@ -25,6 +25,7 @@ from .facts import Cluster, GpuLayout, Namespace, Node, RuntimeClass, Version
 from .kubeapi import ApiError, KubeApi
 from .pods import Json, QosClass
 from .quantities import UNIT, Amounts
+from .sharing import SharedReads
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +130,7 @@ class Preflight:
         self._breaker = BreakerState()
         self._attendance = Attendance()
         self._noted_absence: str | None = None
+        self._shared = SharedReads(monotonic)
         self._ray_clusters: dict[tuple[str, str], tuple[float, bool]] = {}
 
     @property
@@ -174,7 +176,7 @@ class Preflight:
         try:
             async with asyncio.timeout(LIVE_SECONDS):
                 namespace, ray, nodes, runtime_class = await asyncio.gather(
-                    self._read_namespace(namespace_name),
+                    self._shared.read(("namespace", namespace_name), lambda: self._read_namespace(namespace_name)),
                     self._ray_cluster_has_gpus(pod, namespace_name),
                     self._with_free_room(pod, standing.nodes),
                     self._runtime_class(pod),
@@ -241,6 +243,10 @@ class Preflight:
         return tuple(await asyncio.gather(*map(self._free_room, nodes)))
 
     async def _free_room(self, node: Node) -> Node:
+        # By the whole node: the standing facts may be others by the time of the next request.
+        return await self._shared.read(("room", node.name, id(node)), lambda: self._read_free_room(node))
+
+    async def _read_free_room(self, node: Node) -> Node:
         selector = f"spec.nodeName={node.name},status.phase!=Succeeded,status.phase!=Failed"
         try:
             running = await self._api.listed("/api/v1/pods", objects.PodObject, query={"fieldSelector": selector})
@@ -250,7 +256,7 @@ class Preflight:
         allocatable = node.allocatable or node.capacity
         # Whoever has no GPU is taken to stay; those that have one end some day and leave their room to this pod.
         patterns = self._settings.injection.gpu_resources
-        staying = [one for one in running if not pods.gpus_requested({"spec": one.spec or {}}, patterns)]
+        staying = [one for one in running if not one.gpus_requested(patterns)]
         return msgspec.structs.replace(
             node,
             capacity=objects.less(allocatable, objects.taken_on_node(staying)),
