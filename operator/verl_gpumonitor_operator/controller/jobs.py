@@ -7,12 +7,14 @@ here raises for that; what cannot be understood is None or `Phase.UNKNOWN`.
 """
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
+from verl_gpumonitor.model.redaction import redact
 from verl_gpumonitor.model.vocabulary import Phase
 
 from .ports import Owner
@@ -79,6 +81,10 @@ class JobSeen:
     gpus_requested: int | None = None
     """GPUs that its spec asks for in all; None where the spec does not say (a borrowed cluster)."""
     deleting: bool = False
+    command: str | None = None
+    """Command line that it was started with, without secrets; None where its spec does not say it."""
+    ray_job_id: str | None = None
+    """Ray's submission id of a RayJob, by which its work is told from others' in the same RayCluster."""
 
     @property
     def ended(self) -> bool:
@@ -178,6 +184,8 @@ def _ray_job(common: _Common, spec: JsonObject, status: JsonObject, gpus: GpuRes
         ray_cluster=_text(status, "rayClusterName"),
         borrows_cluster=borrows,
         gpus_requested=None if borrows else ray_cluster_gpus(cluster_spec, gpus),
+        command=_command(_text(spec, "entrypoint")),
+        ray_job_id=_identifier(_text(status, "jobId")),
     )
 
 
@@ -249,6 +257,7 @@ def _pytorch_job(common: _Common, spec: JsonObject, status: JsonObject, gpus: Gp
             for replica in replicas.values()
             if isinstance(replica, Mapping)
         ),
+        command=_command(_pod_command(_mapping(replicas, "Master")) or _pod_command(_mapping(replicas, "Worker"))),
     )
 
 
@@ -339,6 +348,32 @@ def timestamp(seconds: float | None) -> str | None:
     if seconds is None:
         return None
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+MAX_COMMAND: Final = 16_384
+"""Longest command line that is kept; longer ones are cut."""
+
+
+def _command(text: str | None) -> str | None:
+    """Command line without its secrets."""
+    # Cut first: a secret that is cut in two is still found by its name.
+    return redact(text[:MAX_COMMAND])[:MAX_COMMAND] if text else None
+
+
+def _pod_command(replica: JsonObject) -> str | None:
+    """Command line of the first container, which is the training's, as a shell would read it.
+
+    None where the image's own is run. `command: [bash, -c], args: [a b]` gives `bash -c 'a b'`.
+    """
+    containers = _sequence(_mapping(_mapping(replica, "template"), "spec"), "containers")
+    named = [item for item in containers if isinstance(item, Mapping)]
+    main = next((item for item in named if item.get("name") == "pytorch"), named[0] if named else {})
+    words = [word for key in ("command", "args") for word in _sequence(main, key) if isinstance(word, str)]
+    return shlex.join(words) or None
+
+
+def _identifier(text: str | None) -> str | None:
+    return text if text is not None and len(text) <= 128 else None
 
 
 def _template_gpus(group: JsonObject, gpus: GpuResources) -> int:

@@ -24,9 +24,11 @@ from .assessment import ended as ended_assessment
 from .events import EventRecorder, ObjectRef, Occurrence
 from .jobs import KINDS, GpuResources, JobKind, JobSeen, timestamp
 from .jobs import from_object as job_from_object
+from .launch import Launches, command_of
 from .monitors import MonitorSeen
 from .namespaces import DISABLED, ENABLED, Namespaces
 from .ports import PodRecord
+from .stages import view
 from .status import GpuView, Picture, Status, Urgency, previous_run, render, urgency
 from .telemetry import Availability, Patience, PodSummary, Seen, Telemetry, availability, judge
 from .workloads import PodTrack, Workload, Workloads
@@ -57,6 +59,9 @@ class Entry:
     """Status that the API server holds, as far as we know."""
     written_at: float | None = None
     writing: bool = False
+    """A write of it waits or is on its way."""
+    urgency: Urgency = Urgency.NONE
+    """How urgent that write is."""
     creating: bool = False
     not_before: float = 0.0
     """No write before this time: the last one failed."""
@@ -117,6 +122,7 @@ class Reconciler:
         """By namespace and name."""
         self._made_by_hand: dict[str, set[str]] = {}
         """Names of those that are not ours, by namespace."""
+        self._launches = Launches()
         self._listening_since = clock()
         self._retention_checked = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -203,7 +209,7 @@ class Reconciler:
             entry.states = states_of(monitor.status.get("conditions"), now)
             written = ledger_text.read(str(monitor.status.get("ledger", "")))
             if written is not None:
-                self._workloads.restore(workload.job.uid, written)
+                self._workloads.restore(workload.job.uid, written, steps=_whole(monitor.status.get("step")))
             same_phase = monitor.status.get("phase") == workload.job.phase.value
             entry.finished = workload.job.ended and same_phase
             entry.restored = not workload.job.ended
@@ -400,6 +406,7 @@ class Reconciler:
             else ended_assessment(entry.states)
         )
         entry.most_reported = max(entry.most_reported, sum(1 for gpu in gpus if gpu.reported))
+        totals = workload.totals()
         picture = Picture(
             job=workload.job,
             phase=phase_of(workload),
@@ -411,7 +418,9 @@ class Reconciler:
             gpus=gpus,
             pods=summaries,
             telemetry=telemetry,
-            totals=workload.totals(),
+            totals=totals,
+            stages=view(workload, [track for track in tracks if self._is_fresh(track, now)], totals.stages),
+            launch=self._launches.of(workload.job.uid, command_of(workload.job, workload.ray_jobs())),
             conditions=assessment.conditions,
             health=assessment.health or kept_health or UNKNOWN,
             gpu_notes=assessment.gpu_notes,
@@ -439,6 +448,16 @@ class Reconciler:
             ):
                 seen.append(track.telemetry)
         return gpus, summaries, seen
+
+    def _is_fresh(self, track: PodTrack, now: float) -> bool:
+        """Whether a pod with GPUs says what is now."""
+        telemetry = track.telemetry
+        return (
+            telemetry is not None
+            and track.record.gpus_requested > 0
+            and track.record.live
+            and now - telemetry.received_at <= self._patience.fresh_seconds
+        )
 
     def _gpus_of(self, track: PodTrack, now: float) -> list[GpuView]:
         telemetry = track.telemetry
@@ -506,29 +525,40 @@ class Reconciler:
 
     def _submit(self, workload: Workload, entry: Entry, status: Status, now: float) -> None:
         matters = urgency(entry.written, status)
-        if matters is Urgency.NONE or entry.writing or entry.monitor is None or now < entry.not_before:
+        if matters is Urgency.NONE or entry.monitor is None or now < entry.not_before:
             return
-        drifts = matters is Urgency.DRIFT and not workload.job.ended and workload.gone_at is None
-        wait = self._drift_seconds() if drifts else self._settings.controller.status_min_interval_seconds
-        if entry.written_at is not None and now - entry.written_at < wait:
+        if entry.writing and matters <= entry.urgency:
             return
-        entry.writing = True
+        ended = workload.job.ended or workload.gone_at is not None
+        if entry.written_at is not None and now - entry.written_at < self._wait_seconds(matters, ended=ended):
+            return
         uid = workload.job.uid
-        status = {**status, "ledger": self._ledger(workload, entry)}
 
         def done(outcome: Outcome, written: Status) -> None:
             self._written(uid, entry, outcome, written)
 
-        self._writer.submit(
-            StatusWrite(
-                namespace=entry.monitor.namespace,
-                name=entry.monitor.name,
-                before=entry.written,
-                status=status,
-                urgency=matters,
-                done=done,
-            )
+        write = StatusWrite(
+            namespace=entry.monitor.namespace,
+            name=entry.monitor.name,
+            before=entry.written,
+            status={**status, "ledger": self._ledger(workload, entry)},
+            urgency=matters,
+            done=done,
         )
+        if not entry.writing:
+            self._writer.submit(write)
+        elif not self._writer.exchange(write):
+            # It is on its way already. What it does not say is looked at again when it has arrived.
+            return
+        entry.writing, entry.urgency = True, matters
+
+    def _wait_seconds(self, matters: Urgency, *, ended: bool) -> float:
+        """Shortest time since the last write of the same object."""
+        if matters is Urgency.PHASE:
+            return 0.0
+        if matters is Urgency.DRIFT and not ended:
+            return self._drift_seconds()
+        return self._settings.controller.status_min_interval_seconds
 
     def _ledger(self, workload: Workload, entry: Entry) -> str:
         """Return the ledger as text, and say once where there is no room for all of it."""
@@ -554,7 +584,7 @@ class Reconciler:
 
     def _written(self, uid: str, entry: Entry, outcome: Outcome, status: Status) -> None:
         now = self._clock()
-        entry.writing = False
+        entry.writing, entry.urgency = False, Urgency.NONE
         if outcome in (Outcome.WRITTEN, Outcome.UNCHANGED):
             entry.written, entry.written_at = status, now
         elif outcome is Outcome.MISSING:
@@ -593,6 +623,7 @@ class Reconciler:
     def _forget(self, workload: Workload) -> None:
         self._forgotten[workload.job.uid] = self._clock()
         self._workloads.forget(workload.job.uid)
+        self._launches.forget(workload.job.uid)
         self._entries.pop(workload.job.uid, None)
 
     async def _retire(self, now: float) -> None:
@@ -689,6 +720,10 @@ def _what_is_missing(workload: Workload, available: Availability) -> str | None:
             "all of its GPUs."
         )
     return " ".join(parts) or None
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _job_ref(job: JobSeen) -> ObjectRef:

@@ -15,7 +15,9 @@ from typing import Any, Final, NamedTuple
 from verl_gpumonitor.model.report import GpuReport
 from verl_gpumonitor.model.vocabulary import GpuState, Phase
 
+from . import stages
 from .jobs import JobSeen, timestamp
+from .stages import NOTHING_SEEN, StageView
 from .telemetry import PodSummary, Seen, Telemetry
 from .totals import Peak as MemoryPeak
 from .totals import Totals, higher
@@ -101,6 +103,9 @@ class Picture:
     generation: int | None
     message: str | None = None
     """What is missing, in a sentence."""
+    stages: StageView = NOTHING_SEEN
+    launch: Mapping[str, Any] | None = None
+    """`status.launch`; None where nobody says how the job was started."""
 
 
 def render(picture: Picture, *, before: Mapping[str, Any], now: float) -> Status:
@@ -110,9 +115,15 @@ def render(picture: Picture, *, before: Mapping[str, Any], now: float) -> Status
     """
     job = picture.job
     kept = before if keeps_what_was_seen(picture, before) else None
+    table = _stages(picture, before)
     status: Status = {
         "observedGeneration": picture.generation,
         "phase": picture.phase.value,
+        # Nothing runs any more in a job that has ended.
+        "stage": None if picture.ended or picture.stages.stage is None else picture.stages.stage[:64],
+        "role": None if picture.ended or picture.stages.role is None else picture.stages.role[:64],
+        "step": _step(picture, before),
+        "secondsPerStep": _seconds_per_step(picture, before),
         "health": picture.health[:128],
         "workload": {
             "uid": job.uid,
@@ -122,17 +133,49 @@ def render(picture: Picture, *, before: Mapping[str, Any], now: float) -> Status
             "message": job.message[:1024] if job.message else None,
             "rayCluster": job.ray_cluster,
         },
+        "launch": picture.launch if picture.launch is not None else before.get("launch"),
         "gpus": _gpus(picture, before),
         "utilization": _utilization(picture),
         "memory": _memory(picture),
         "dataQuality": {**(kept.get("dataQuality", {}) if kept else _quality(picture)), **_losses(picture.totals)},
         "totals": _totals(picture.totals),
+        "pools": [] if picture.ended else [stages.pool(item) for item in picture.stages.pools],
+        "stageTable": stages.table(table),
+        "stages": table,
         "worstGpus": kept.get("worstGpus") if kept else [_worst(gpu, picture.gpu_notes) for gpu in worst(picture)],
         "unmonitoredPods": kept.get("unmonitoredPods") if kept else _unmonitored(picture),
         "conditions": merged(before.get("conditions"), picture.conditions, picture.generation, now),
         "previousRun": before.get("previousRun"),
     }
     return {key: known for key, value in status.items() if (known := _known(value)) not in (None, {}, [])}
+
+
+def _stages(picture: Picture, before: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the table's numbers. Seconds of a step are known of the newest steps alone, and stay after a restart."""
+    if picture.ended and not picture.stages.rows:
+        return list(before.get("stages") or ())
+    known = {
+        (item.get("stage"), item.get("role")): item.get("secondsPerStep")
+        for item in before.get("stages") or ()
+        if isinstance(item, Mapping)
+    }
+    found = [stages.numbers(row) for row in picture.stages.rows]
+    return [
+        item
+        if item["secondsPerStep"] is not None
+        else {**item, "secondsPerStep": known.get((item["stage"], item["role"]))}
+        for item in found
+    ]
+
+
+def _step(picture: Picture, before: Mapping[str, Any]) -> int | None:
+    step, last = picture.stages.step, before.get("step")
+    return step if step is not None or not picture.ended else last
+
+
+def _seconds_per_step(picture: Picture, before: Mapping[str, Any]) -> float | None:
+    seconds = picture.stages.seconds_per_step
+    return round(seconds, 2) if seconds is not None else before.get("secondsPerStep")
 
 
 def keeps_what_was_seen(picture: Picture, before: Mapping[str, Any]) -> bool:
@@ -204,7 +247,9 @@ def _quality(picture: Picture) -> Mapping[str, Any]:
     ownerships = sorted({item.ownership.value for item in picture.telemetry})
     source = next((word for word in WEAKEST_FIRST if word in sources), None)
     message = picture.message or (BY_RAYS_AGENT if source == "ray-agent" else None)
+    said = picture.stages.quality
     return {
+        "stages": stages.quality(said) if said is not None else None,
         "source": source,
         "ownership": ", ".join(ownerships)[:64] or None,
         "podsMonitored": sum(1 for pod in counted if pod.verdict.seen is Seen.MONITORED),
@@ -333,8 +378,12 @@ class Urgency(IntEnum):
     """Nothing differs."""
     DRIFT = 1
     """Numbers moved a little."""
-    CHANGE = 2
+    PROGRESS = 2
+    """Another stage or step. That is news, too, but comes often, and keeps nothing else back."""
+    CHANGE = 3
     """A person would see a difference."""
+    PHASE = 4
+    """The job began or ended: news that is not to wait at all."""
 
 
 def urgency(before: Mapping[str, Any], after: Mapping[str, Any]) -> Urgency:
@@ -342,22 +391,33 @@ def urgency(before: Mapping[str, Any], after: Mapping[str, Any]) -> Urgency:
     before = {key: value for key, value in before.items() if key != "ledger"}
     if before == after:
         return Urgency.NONE
+    if before.get("phase") != after.get("phase"):
+        return Urgency.PHASE
     if _fixed(before) != _fixed(after):
         return Urgency.CHANGE
     if _moved(before, after, ("utilization", "mean"), UTILIZATION_STEP):
         return Urgency.CHANGE
     if _moved(before, after, ("memory", "peakRatio"), MEMORY_STEP):
         return Urgency.CHANGE
+    if any(before.get(key) != after.get(key) for key in PROGRESSING):
+        return Urgency.PROGRESS
     return Urgency.DRIFT
+
+
+PROGRESSING: Final = ("stage", "role", "step", "pools")
+DRIFTING: Final = ("utilization", "memory", "totals", "worstGpus", "secondsPerStep", "stages", "stageTable")
 
 
 def _fixed(status: Mapping[str, Any]) -> Mapping[str, Any]:
     """Part of a status that does not drift."""
-    drifting = ("utilization", "memory", "totals", "worstGpus")
-    fixed = {key: value for key, value in status.items() if key not in drifting}
+    fixed = {key: value for key, value in status.items() if key not in (*DRIFTING, *PROGRESSING)}
     quality = fixed.get("dataQuality")
     if isinstance(quality, Mapping):
-        fixed["dataQuality"] = {key: value for key, value in quality.items() if key not in ("gapsSeconds", "message")}
+        fixed["dataQuality"] = {
+            key: value for key, value in quality.items() if key not in ("gapsSeconds", "message", "stages")
+        }
+        said = quality.get("stages")
+        fixed["stageSource"] = (said.get("source"), said.get("reason")) if isinstance(said, Mapping) else None
     # Texts of the kubelet change by themselves, such as the time that it backs off.
     fixed["unmonitoredPods"] = [
         (item.get("name"), item.get("reason"))

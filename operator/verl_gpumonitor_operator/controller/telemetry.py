@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from msgspec.structs import replace
+
 from verl_gpumonitor.model import wiring
-from verl_gpumonitor.model.report import GpuReport, Report
+from verl_gpumonitor.model.report import GpuReport, Report, StageNow, StageQuality
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source, UnavailableReason
 from verl_gpumonitor_operator.settings import Images
 
 from .injected import RESCUED, StandIn, cause_of, stand_in_of
 from .ports import ContainerPhase, PodRecord
+
+NO_STAGES: Final = StageQuality()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,10 +35,13 @@ class Telemetry:
     gpus: tuple[GpuReport, ...]
     gpus_visible: int | None
     final: bool
+    stage: StageNow | None = None
+    """The stage that runs in the pod."""
+    stage_quality: StageQuality = NO_STAGES
 
     @classmethod
     def of(cls, report: Report, received_at: float) -> "Telemetry":
-        """Keep the gauges of a report."""
+        """Keep the gauges of a report. What was counted by stage would be most of it, and is the ledger's."""
         return cls(
             start_id=report.start_id,
             received_at=received_at,
@@ -42,9 +49,11 @@ class Telemetry:
             ownership=report.ownership,
             unavailable=report.unavailable,
             message=report.message,
-            gpus=tuple(report.gpus),
+            gpus=tuple(replace(gpu, stages=[]) if gpu.stages else gpu for gpu in report.gpus),
             gpus_visible=report.gpus_visible,
             final=report.final,
+            stage=report.stage,
+            stage_quality=report.stage_quality,
         )
 
 

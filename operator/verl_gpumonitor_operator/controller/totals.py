@@ -58,6 +58,7 @@ class StageKey(NamedTuple):
     """Ray's submission id; empty where the source does not tell jobs apart."""
 
 
+MAX_WATTS: Final = 5000.0
 REST: Final = StageKey(OTHER, UNKNOWN)
 """Where a stage counts for which there is no room."""
 
@@ -102,10 +103,11 @@ class StageSum(NamedTuple):
 
     @property
     def power_watts(self) -> float | None:
-        """Mean power of one GPU; None where that is not known."""
-        if self.energy_joules is None or self.observed_seconds <= 0:
+        """Mean power of one GPU; None where that is not known, or is more than any GPU takes."""
+        if self.energy_joules is None or self.observed_seconds < 1.0:
             return None
-        return self.energy_joules / self.observed_seconds
+        power = self.energy_joules / self.observed_seconds
+        return power if power <= MAX_WATTS else None
 
 
 StageSums = Mapping[StageKey, StageSum]

@@ -16,7 +16,7 @@ as soon as both are known.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from verl_gpumonitor.model.report import PodStages, RayJobInfo, Report
@@ -27,11 +27,14 @@ from .ledger_text import WrittenLedger
 from .pods import LABEL_RAY_GROUP, LABEL_RAY_NODE_TYPE
 from .ports import AcceptResult, PodIdentity, PodRecord
 from .relay import ClusterRelay
+from .steps import PodSteps
 from .telemetry import Telemetry
-from .totals import Totals
+from .totals import Totals, sum_of
 
 WINDOW_SECONDS: Final = 60.0
 """Load is judged over this time, by differences of counters."""
+LATE_SECONDS: Final = 120.0
+"""A report that comes so much later than the job's end says nothing of the time before it."""
 GROUP_KINDS: Final = (JobKind.RAY_CLUSTER.value, JobKind.PYTORCH_JOB.value)
 HEAD: Final = "head"
 
@@ -52,6 +55,11 @@ class PodTrack:
     telemetry: Telemetry | None = None
     history: deque[Point] = field(default_factory=deque)
     """Oldest first; spans `WINDOW_SECONDS`, or less while the sidecar is young."""
+    steps: PodSteps = field(default_factory=PodSteps)
+    closed: bool = False
+    """A report from after the job's end was counted: the next ones only tell stages that were not known before."""
+    overrun_seconds: float = 0.0
+    """GPU time in that report that came after the end."""
 
     @property
     def pool(self) -> str:
@@ -72,6 +80,26 @@ class PodTrack:
         while len(self.history) > 2 and point.at - self.history[1].at >= WINDOW_SECONDS:
             self.history.popleft()
         self.telemetry = Telemetry.of(report, received_at)
+        self.steps.take(report)
+
+    def close(self, ended_at: float) -> None:
+        """Take note that the job had ended before the newest report: what came after the end does not count."""
+        if self.closed or self.telemetry is None or self.telemetry.received_at <= ended_at:
+            return
+        self.closed = True
+        late = self.telemetry.received_at - ended_at
+        self.overrun_seconds = late * len(self.telemetry.gpus) if late <= LATE_SECONDS else 0.0
+
+    def reopen(self) -> None:
+        """Take note that the job goes on after all."""
+        self.closed, self.overrun_seconds = False, 0.0
+
+    def totals(self, *, gone: bool) -> Totals:
+        """Sum over all starts of its sidecar, up to the end of the job: a GPU is idle afterwards."""
+        totals = self.ledger.totals(gone=gone)
+        if not self.overrun_seconds:
+            return totals
+        return replace(totals, gpu_seconds=max(totals.busy_seconds, totals.gpu_seconds - self.overrun_seconds))
 
     def _begin(self, report: Report, received_at: float) -> None:
         """Start the window of a new start: its counters were zero when it began, if that was just now."""
@@ -130,7 +158,7 @@ class PodGroup:
 
     def totals(self) -> Totals:
         """Sum over all pods, gone and live."""
-        return self.folded.plus(total_of((pod.ledger for pod in self.pods.values()), gone=False))
+        return sum_of([self.folded, *(pod.totals(gone=False) for pod in self.pods.values())])
 
     def hear(self, report: Report, received_at: float) -> None:
         """Take what the head of the cluster says of its other pods."""
@@ -195,6 +223,43 @@ class Workload:
     """When its object was seen to be deleted."""
     ended_at: float | None = None
     """When it was first seen to have ended."""
+    shared: bool = False
+    """Other RayJobs ran in the borrowed cluster, too: work without the name of a job is anybody's."""
+    steps_before: int = 0
+    """Steps that were counted before a restart of the controller."""
+    most_cycles: int = 0
+    """Most steps that were counted in the present RayCluster."""
+    highest_step: int | None = None
+    """Verl's own number of the newest step; None where no source says it."""
+
+    @property
+    def end(self) -> float | None:
+        """When it ended (Unix seconds); None while it runs."""
+        if not self.job.ended and self.gone_at is None:
+            return None
+        return self.job.completed_at if self.job.completed_at is not None else self.ended_at
+
+    def counts(self, ray_job: str) -> bool:
+        """Whether work of this Ray job is this workload's. Empty: the source does not tell jobs apart."""
+        if not self.job.borrows_cluster:
+            return True
+        return ray_job == self.job.ray_job_id if ray_job else not self.shared
+
+    def steps_of(self, track: "PodTrack") -> int:
+        """Whole steps of this workload that a pod has seen."""
+        if not self.job.borrows_cluster:
+            return track.ledger.steps
+        told = sum(number for job, number in track.steps.counted.items() if self.counts(job))
+        return self.steps_before + told
+
+    def step(self, cycles: int) -> int | None:
+        """Return its newest step: verl's own number if a source says it, else how many there were. It never falls."""
+        self.most_cycles = max(self.most_cycles, cycles)
+        for track in self.pods():
+            for job, number in track.steps.highest.items():
+                if self.counts(job):
+                    self.highest_step = max(number, self.highest_step or 0)
+        return self.highest_step if self.highest_step is not None else self.most_cycles or None
 
     @property
     def key(self) -> WorkloadKey:
@@ -203,19 +268,39 @@ class Workload:
 
     def pods(self) -> Iterator[PodTrack]:
         """All its live pods, its own and borrowed ones."""
-        for group in self.groups.values():
-            yield from group.pods.values()
+        yield from self.own_pods()
         if self.borrowed is not None:
             yield from self.borrowed.pods.values()
 
+    def own_pods(self) -> Iterator[PodTrack]:
+        """Its live pods without borrowed ones."""
+        for group in self.groups.values():
+            yield from group.pods.values()
+
     def totals(self) -> Totals:
         """All that counts for it."""
-        total = self.folded.plus(total_of(self.restored.values(), gone=True))
-        for group in self.groups.values():
-            total = total.plus(group.totals())
+        parts = [self.folded, total_of(self.restored.values(), gone=True)]
+        parts += [group.totals() for group in self.groups.values()]
         if self.borrowed is not None and self.base is not None:
-            total = total.plus(self.borrowed.totals().minus(self.base))
-        return total
+            parts.append(self._of_borrowed(self.borrowed.totals(), self.base))
+        return sum_of(parts)
+
+    def _of_borrowed(self, totals: Totals, base: Totals) -> Totals:
+        """What a borrowed cluster has done for this job: all since its beginning, and of stages its own."""
+        since = totals.minus(base)
+        return replace(since, stages={key: value for key, value in since.stages.items() if self.counts(key.job)})
+
+    def leave_borrowed(self) -> None:
+        """Part from the borrowed cluster, and keep what it has done for this job."""
+        if self.borrowed is not None and self.base is not None:
+            self.borrowed.borrowers.discard(self.job.uid)
+            self.folded = self.folded.plus(self._of_borrowed(self.borrowed.totals(), self.base))
+        self.borrowed, self.base = None, None
+
+    def ray_jobs(self) -> tuple[RayJobInfo, ...]:
+        """Ray's own list of jobs of the cluster that it runs in, as the head said it last."""
+        groups = [*self.groups.values(), *([self.borrowed] if self.borrowed is not None else [])]
+        return next((group.ray_jobs for group in reversed(groups) if group.ray_jobs), ())
 
     def ledger(self) -> WrittenLedger:
         """What must be written down so that a restart loses nothing."""
@@ -282,14 +367,27 @@ class Workloads:
         elif workload.job == job or workload.gone_at is not None:
             # A uid never comes back: what says so is a list from before the deletion.
             return workload
+        if None not in (workload.job.ray_cluster, job.ray_cluster) and workload.job.ray_cluster != job.ray_cluster:
+            # A retry begins from its last checkpoint, or from nothing.
+            workload.most_cycles, workload.highest_step = 0, None
         workload.job = job
-        if job.ended and workload.ended_at is None:
-            workload.ended_at = now
-        if not job.ended:
-            workload.ended_at = None
+        self._note_end(workload, now)
         self._borrow(workload)
         self._dirty.add(job.uid)
         return workload
+
+    def _note_end(self, workload: Workload, now: float) -> None:
+        if not workload.job.ended:
+            workload.ended_at = None
+            for track in workload.own_pods():
+                track.reopen()
+            return
+        if workload.ended_at is None:
+            workload.ended_at = now
+        if workload.end is not None:
+            # It may be told late, so that reports from after the end were counted already.
+            for track in workload.own_pods():
+                track.close(workload.end)
 
     def _new(self, job: JobSeen, now: float) -> Workload:
         workload = Workload(job=job)
@@ -313,7 +411,7 @@ class Workloads:
         if workload is not None and workload.gone_at is None:
             workload.gone_at = now
             workload.ended_at = workload.ended_at if workload.ended_at is not None else now
-            self._leave(workload)
+            workload.leave_borrowed()
             self._dirty.add(uid)
 
     def forget(self, uid: str) -> None:
@@ -383,7 +481,7 @@ class Workloads:
         track = group.pods.pop(pod.uid, None) if group is not None else None
         if group is None or track is None:
             return
-        group.folded = group.folded.plus(track.ledger.totals(gone=True))
+        group.folded = group.folded.plus(track.totals(gone=True))
         self._touch_group(group)
         if not group.pods and self._workload_of(group) is None and not group.borrowers:
             self._groups.pop(group.key, None)
@@ -396,10 +494,13 @@ class Workloads:
         if group is None or track is None:
             # Authentic, but of a pod that nobody owns: there is nothing to count it for.
             return AcceptResult(accepted=report.sequence)
-        counted = track.ledger.count(report)
+        counted = track.ledger.count(report, after_end=track.closed)
         if counted.replay:
             return AcceptResult(accepted=counted.accepted, replay=True)
         track.take(report, received_at)
+        workload = self._workload_of(group)
+        if workload is not None and workload.end is not None:
+            track.close(workload.end)
         leads = track.is_head and group.kind == JobKind.RAY_CLUSTER
         if leads:
             group.hear(report, received_at)
@@ -418,11 +519,12 @@ class Workloads:
 
     # After a restart
 
-    def restore(self, uid: str, ledger: WrittenLedger) -> None:
-        """Take up the counters from before a restart. Called once, before pods report."""
+    def restore(self, uid: str, ledger: WrittenLedger, *, steps: int = 0) -> None:
+        """Take up the counters from before a restart. Called once, before pods report. `steps`: as its status says."""
         workload = self._workloads.get(uid)
         if workload is None:
             return
+        workload.most_cycles, workload.steps_before = steps, steps
         workload.folded = workload.folded.plus(ledger.folded)
         if workload.job.borrows_cluster:
             workload.base = ledger.base
@@ -491,7 +593,7 @@ class Workloads:
         if not job.borrows_cluster:
             return
         if job.ended:
-            self._leave(workload)
+            workload.leave_borrowed()
             return
         cluster = self.cluster_of(workload)
         if cluster is None or job.ray_cluster is None:
@@ -503,13 +605,19 @@ class Workloads:
             )
             self._add(group)
         if workload.borrowed is not group:
-            self._leave(workload)
+            workload.leave_borrowed()
             workload.borrowed = group
             group.borrowers.add(job.uid)
-            workload.base = workload.base if workload.base is not None else group.totals()
+            workload.base = workload.base if workload.base is not None else _base_of(group)
+            if len(group.borrowers) > 1:
+                self._note_sharing(group)
 
-    def _leave(self, workload: Workload) -> None:
-        if workload.borrowed is not None and workload.base is not None:
-            workload.borrowed.borrowers.discard(workload.job.uid)
-            workload.folded = workload.folded.plus(workload.borrowed.totals().minus(workload.base))
-        workload.borrowed, workload.base = None, None
+    def _note_sharing(self, group: PodGroup) -> None:
+        for uid in group.borrowers:
+            self._workloads[uid].shared = True
+
+
+def _base_of(group: PodGroup) -> Totals:
+    """What a cluster has counted so far. Of stages, those that have no job's name are enough: others are told by it."""
+    totals = group.totals()
+    return replace(totals, stages={key: value for key, value in totals.stages.items() if not key.job})

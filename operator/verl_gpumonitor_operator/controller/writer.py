@@ -107,9 +107,9 @@ class StatusWriter:
         self._clock = clock
         self._bucket = TokenBucket(rate=writes_per_second, burst=max(1.0, writes_per_second))
         self._queues: dict[Urgency, OrderedDict[tuple[str, str], StatusWrite]] = {
-            Urgency.CHANGE: OrderedDict(),
-            Urgency.DRIFT: OrderedDict(),
+            urgency: OrderedDict() for urgency in sorted(Urgency, reverse=True)
         }
+        """The most urgent first."""
         self._ready = asyncio.Semaphore(0)
         self._said_at: dict[Outcome, float] = {}
         self.counts = WriteCounts()
@@ -121,16 +121,23 @@ class StatusWriter:
 
     def submit(self, write: StatusWrite) -> None:
         """Queue a status in place of an older one of the same object. It keeps its place in the line."""
-        key = (write.namespace, write.name)
-        drifting, changed = self._queues[Urgency.DRIFT], self._queues[Urgency.CHANGE]
-        known = key in drifting or key in changed
-        if write.urgency is Urgency.CHANGE or key in changed:
-            drifting.pop(key, None)
-            changed[key] = write
-        else:
-            drifting[key] = write
-        if not known:
+        if not self.exchange(write):
+            self._queues[write.urgency][(write.namespace, write.name)] = write
             self._ready.release()
+
+    def exchange(self, write: StatusWrite) -> bool:
+        """Put a status in place of one of the same object that waits; False where none does.
+
+        It waits where the more urgent of the two belongs. The other's `done` is never called.
+        """
+        key = (write.namespace, write.name)
+        waits = next((urgency for urgency, queue in self._queues.items() if key in queue), None)
+        if waits is None:
+            return False
+        if write.urgency > waits:
+            del self._queues[waits][key]
+        self._queues[max(write.urgency, waits)][key] = write
+        return True
 
     async def run(self) -> None:
         """Write for ever, a few at a time."""
@@ -149,7 +156,7 @@ class StatusWriter:
                 write.done(outcome, write.status)
 
     def _next(self) -> StatusWrite | None:
-        for queue in (self._queues[Urgency.CHANGE], self._queues[Urgency.DRIFT]):
+        for queue in self._queues.values():
             if queue:
                 return queue.popitem(last=False)[1]
         return None

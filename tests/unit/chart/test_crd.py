@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.unit.chart.rendering import CHART, REPOSITORY, Chart, Object, Rendered
+from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import GpuState, Phase
 from verl_gpumonitor_operator.controller import ledger_text
 
@@ -42,12 +43,22 @@ GOOD: Object = {
             "podsUnmonitored": 0,
             "gapsSeconds": 0.5,
             "lostStarts": 0,
+            "stages": {"source": "ray-state", "resolutionSeconds": 1.0, "reason": "x", "message": "…"},
         },
         "totals": {"gpuSeconds": 1.5, "busySeconds": 1.0, "energyJoules": 400.0},
         "worstGpus": [
             {"pod": "w-0", "uuid": "GPU-0", "index": 0, "state": "ok", "utilization": 1, "powerWatts": 300.5}
         ],
-        "stages": [{"stage": "gen", "role": "rollout", "seconds": 4.5}],
+        "secondsPerStep": 81.5,
+        "launch": {
+            "program": "verl.trainer.main_ppo",
+            "overrides": ["a.b=1"],
+            "verlVersion": "0.9.1",
+            "source": "spec",
+        },
+        "pools": [{"name": "rollout", "stage": "gen", "role": "rollout", "gpus": 8}],
+        "stageTable": ["STAGE  ROLE", "gen    rollout"],
+        "stages": [{"stage": "gen", "role": "rollout", "seconds": 4.5, "share": 0.4, "secondsPerStep": 30.25}],
         "unmonitoredPods": [{"name": "w-1", "reason": "NotInjected", "message": "…"}],
         "recommendations": [{"reason": "OOMRisk", "parameter": "a.b", "suggested": "1"}],
         "conditions": [
@@ -138,6 +149,10 @@ def test_a_full_object_is_taken(schema: Object) -> None:
         pytest.param("status.worstGpus", [{"pod": "p"}] * 17, id="more than the worst 16 GPUs"),
         pytest.param("status.unmonitoredPods", [{"name": "p"}] * 17, id="more than 16 unmonitored pods"),
         pytest.param("status.stages", [{"stage": "s"}] * 17, id="more than 16 stages"),
+        pytest.param("status.stages.0.share", 40, id="a share in percent"),
+        pytest.param("status.launch.overrides", ["a=1"] * 25, id="more settings than 24"),
+        pytest.param("status.pools", [{"name": "p"}] * 9, id="more than 8 pools"),
+        pytest.param("status.dataQuality.stages.source", "guess", id="a source of stages of another word"),
         pytest.param("status.recommendations", [{"reason": "r"}] * 9, id="more than 8 recommendations"),
         pytest.param("status.worstGpus.0.powerWatts", 4294967.295, id="NVML's sentinel as power"),
         pytest.param("status.conditions.0.status", "yes", id="a condition of another word"),
@@ -168,6 +183,7 @@ def test_the_sets_are_the_vocabularys(schema: Object) -> None:
     assert status["phase"]["enum"] == list(Phase)
     assert status["previousRun"]["properties"]["phase"]["enum"] == list(Phase)
     assert status["worstGpus"]["items"]["properties"]["state"]["enum"] == list(GpuState)
+    assert status["dataQuality"]["properties"]["stages"]["properties"]["source"]["enum"] == list(StageSource)
 
 
 def test_the_bound_of_the_ledger_is_the_writers(schema: Object) -> None:

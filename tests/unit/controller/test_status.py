@@ -6,14 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.controller.builders import GIB, gpu, job, report
+from verl_gpumonitor.model.report import StageQuality
+from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Phase, Source
 from verl_gpumonitor_operator.controller.jobs import JobKind
+from verl_gpumonitor_operator.controller.launch import Command, rendered
+from verl_gpumonitor_operator.controller.stages import PoolNow, StageView, rows
 from verl_gpumonitor_operator.controller.status import (
     Condition,
     GpuView,
@@ -27,8 +32,9 @@ from verl_gpumonitor_operator.controller.status import (
     urgency,
     worst,
 )
+from verl_gpumonitor_operator.controller.steps import Pace
 from verl_gpumonitor_operator.controller.telemetry import MONITORED, PodSummary, Seen, Telemetry, Verdict
-from verl_gpumonitor_operator.controller.totals import Peak, Totals
+from verl_gpumonitor_operator.controller.totals import Peak, StageSum, Totals
 
 CRD = yaml.safe_load((Path(__file__).parents[3] / "crds" / "gpumonitor.dev_gpumonitors.yaml").read_text())
 SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
@@ -190,7 +196,17 @@ def changed(**more: Any) -> dict[str, Any]:
             id="memory moves by three points",
         ),
         pytest.param(changed(gpus=[]), Urgency.CHANGE, id="values vanish"),
-        pytest.param(changed(phase=Phase.FAILED), Urgency.CHANGE, id="the phase changes"),
+        pytest.param(changed(phase=Phase.FAILED), Urgency.PHASE, id="the phase changes"),
+        pytest.param(changed(stages=StageView(stage="gen", role="rollout")), Urgency.PROGRESS, id="another stage"),
+        pytest.param(changed(stages=StageView(step=7)), Urgency.PROGRESS, id="another step"),
+        pytest.param(changed(stages=StageView(step=7), health="OOMRisk"), Urgency.CHANGE, id="a step and a finding"),
+        pytest.param(changed(stages=StageView(seconds_per_step=7.0)), Urgency.DRIFT, id="seconds of a step"),
+        pytest.param(
+            changed(stages=StageView(quality=StageQuality(source=StageSource.RAY_STATE))),
+            Urgency.CHANGE,
+            id="somebody tells stages",
+        ),
+        pytest.param(changed(launch={"program": "x"}), Urgency.CHANGE, id="the command line is known"),
         pytest.param(changed(health="OOMRisk"), Urgency.CHANGE, id="health changes"),
         pytest.param(changed(gpus_requested=8), Urgency.CHANGE, id="it grows"),
         pytest.param(
@@ -281,8 +297,48 @@ TOTALS = st.builds(
     gaps_seconds=st.floats(0, 1e9),
     lost_starts=st.integers(0, 10**9),
 )
+SUMS = st.builds(
+    StageSum,
+    st.floats(0, 1e12),
+    st.floats(0, 1e12),
+    st.none() | st.floats(0, 1e18),
+    st.none() | st.builds(Peak, st.integers(0, 2**50), st.integers(1, 2**50)),
+    st.none() | st.integers(0, 2**50),
+)
+STAGE_VIEWS = st.builds(
+    StageView,
+    stage=st.none() | LONG,
+    role=st.none() | LONG,
+    step=st.none() | st.integers(0, 2**53),
+    seconds_per_step=st.none() | st.floats(0, 1e10),
+    pools=st.lists(st.builds(PoolNow, name=LONG, stage=LONG, role=LONG, gpus=st.integers(0, 10**5)), max_size=8),
+    rows=st.dictionaries(st.tuples(LONG, LONG), SUMS, max_size=20).map(lambda pairs: rows(pairs, Pace())),
+    quality=st.none()
+    | st.builds(
+        StageQuality,
+        source=st.sampled_from(StageSource),
+        resolution_seconds=st.none() | st.floats(0, 3600),
+        reason=st.none() | st.text(max_size=64),
+        message=st.none() | st.text(max_size=512),
+    ),
+)
+LAUNCHES = st.sampled_from(
+    [
+        None,
+        rendered(Command(text="", source="spec")),
+        rendered(
+            Command(
+                text="python -m verl.x " + " ".join(f"a.k{n}={'v' * 999}" for n in range(99)),
+                source="ray-jobs",
+                verl_version="v" * 32,
+            )
+        ),
+    ]
+)
 PICTURES = st.builds(
     picture,
+    stages=STAGE_VIEWS,
+    launch=LAUNCHES,
     job=st.builds(
         lambda message, cluster: job(JobKind.RAY_JOB, "grpo", message=message, ray_cluster=cluster),
         st.none() | LONG,
@@ -313,3 +369,54 @@ def test_every_status_is_within_the_bounds_of_the_crd(one: Picture, other: Pictu
     for status in (first, second):
         errors = [f"{list(error.path)}: {error.message[:200]}" for error in CHECK.iter_errors(status)]
         assert errors == []
+
+
+def test_the_largest_status_is_small_enough_for_the_api_server_and_for_us() -> None:
+    """At most 64 KiB, whatever the job: every list full, every text as long as it may be."""
+    many = [view(number, error="e" * 128, model="m" * 256) for number in range(2000)]
+    unseen = Verdict(seen=Seen.UNMONITORED, reason="R" * 128, message="m" * 900)
+    wide = {
+        (f"stage-{number:058d}", "r" * 64): StageSum(1e9, 1e8, 1e12, Peak(70 * GIB, 80 * GIB), GIB)
+        for number in range(40)
+    }
+    command = Command(text="python -m verl.x " + " ".join(f"a.k{n}={'v' * 999}" for n in range(99)), source="spec")
+    full = picture(
+        gpus=many,
+        pods=[summary("p" * 253, unseen) for _ in range(100)],
+        gpu_notes={f"GPU-{number:03d}": "n" * 400 for number in range(2000)},
+        conditions=[Condition(type=f"T{n}", status="True", reason="R", message="m" * 700) for n in range(12)],
+        message="m" * 1024,
+        launch=rendered(command),
+        stages=StageView(
+            stage="s" * 64,
+            role="r" * 64,
+            step=2**53,
+            pools=[PoolNow(name="p" * 253, stage="s" * 64, role="r" * 64, gpus=8)] * 8,
+            rows=rows(wide, Pace()),
+            quality=StageQuality(source=StageSource.RAY_AGENT, reason="r" * 64, message="m" * 512),
+        ),
+    )
+    status = render(full, before={}, now=NOW)
+    assert len(msgspec.json.encode(status)) < 64 * 1024
+    assert [error.message for error in CHECK.iter_errors(status)] == []
+
+
+def test_seconds_of_a_step_stay_until_they_are_known_anew() -> None:
+    pairs = {("gen", "rollout"): StageSum(10.0, 5.0)}
+    known = Pace(cycles=1, seconds_per_step=8.0, stages={("gen", "rollout"): 3.5})
+    first = render(picture(stages=StageView(seconds_per_step=8.0, rows=rows(pairs, known))), before={}, now=NOW)
+    later = render(picture(stages=StageView(rows=rows(pairs, Pace()))), before=first, now=NOW)
+    assert later["secondsPerStep"] == 8.0
+    assert later["stages"][0]["secondsPerStep"] == 3.5
+    assert "3.5" in later["stageTable"][1]
+
+
+def test_an_ended_job_has_no_stage_and_keeps_its_table_and_step() -> None:
+    pairs = {("gen", "rollout"): StageSum(10.0, 5.0)}
+    running = picture(stages=StageView(stage="gen", role="rollout", step=7, rows=rows(pairs, Pace())))
+    first = render(running, before={}, now=NOW)
+    assert (first["stage"], first["role"], first["step"]) == ("gen", "rollout", 7)
+    ended = render(picture(ended=True, phase=Phase.SUCCEEDED, gpus=[]), before=first, now=NOW)
+    assert {"stage", "role", "pools"} & ended.keys() == set()
+    assert ended["step"] == 7
+    assert (ended["stages"], ended["stageTable"]) == (first["stages"], first["stageTable"])

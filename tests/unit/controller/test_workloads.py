@@ -14,6 +14,7 @@ from verl_gpumonitor.model.vocabulary import Phase
 from verl_gpumonitor_operator.controller import ledger_text
 from verl_gpumonitor_operator.controller.jobs import JobKind
 from verl_gpumonitor_operator.controller.ports import AcceptResult
+from verl_gpumonitor_operator.controller.totals import Totals
 from verl_gpumonitor_operator.controller.workloads import Workload, Workloads
 
 NOW = 2000.0
@@ -308,3 +309,51 @@ def test_nothing_is_left_of_what_is_forgotten() -> None:
     workloads.take_dirty()
     left = {name: value for name, value in vars(workloads).items() if value}
     assert left == {}
+
+
+def test_a_job_that_has_ended_takes_no_more_time() -> None:
+    """A GPU that waits for its pod's end would make the mean load of the job fall from second to second."""
+    workloads = Workloads()
+    workloads.job_seen(job(PYTORCH_JOB, "sft", phase=Phase.RUNNING), NOW)
+    workloads.pod_seen(pod("m", owner_of(PYTORCH_JOB, "sft")))
+
+    def tell(sequence: int, at: float, *, observed: float, busy: float, final: bool = False) -> Totals:
+        counters = [gpu("GPU-0", observed_seconds=observed, busy_seconds=busy)]
+        workloads.accept(identity("m"), report("m", sequence=sequence, gpus=counters, final=final), at)
+        return of(workloads, "sft").totals()
+
+    assert tell(1, NOW, observed=100.0, busy=80.0).utilization == 0.8
+    end = NOW + 5
+    workloads.job_seen(job(PYTORCH_JOB, "sft", phase=Phase.SUCCEEDED, completed_at=end), end + 1)
+    totals = tell(2, end + 10, observed=115.0, busy=84.0)
+    assert (totals.gpu_seconds, totals.busy_seconds) == (105.0, 84.0)
+    assert tell(3, end + 25, observed=130.0, busy=84.0) == totals
+    assert tell(4, end + 30, observed=135.0, busy=84.0, final=True) == totals
+    workloads.pod_gone(pod("m", owner_of(PYTORCH_JOB, "sft")))
+    assert of(workloads, "sft").totals() == totals, "its goodbye was heard"
+
+
+@pytest.mark.parametrize(
+    ("late", "expected"),
+    [
+        pytest.param(20.0, 80.0, id="reports had come before the end was known"),
+        pytest.param(3600.0, 100.0, id="an end an hour ago says nothing of the last report"),
+    ],
+)
+def test_an_end_that_is_told_late(late: float, expected: float) -> None:
+    workloads = Workloads()
+    workloads.job_seen(job(PYTORCH_JOB, "sft", phase=Phase.RUNNING), NOW)
+    workloads.pod_seen(pod("m", owner_of(PYTORCH_JOB, "sft")))
+    workloads.accept(identity("m"), report("m", gpus=[gpu(observed_seconds=100.0, busy_seconds=10.0)]), NOW)
+    workloads.job_seen(job(PYTORCH_JOB, "sft", phase=Phase.SUCCEEDED, completed_at=NOW - late), NOW + 1)
+    assert of(workloads, "sft").totals().gpu_seconds == expected
+
+
+def test_a_job_that_goes_on_after_all_counts_on() -> None:
+    workloads = Workloads()
+    workloads.job_seen(job(PYTORCH_JOB, "sft", phase=Phase.FAILED, completed_at=NOW - 10), NOW)
+    workloads.pod_seen(pod("m", owner_of(PYTORCH_JOB, "sft")))
+    send(workloads, "m", 100.0)
+    workloads.job_seen(job(PYTORCH_JOB, "sft", phase=Phase.RUNNING), NOW)
+    send(workloads, "m", 150.0, sequence=2)
+    assert of(workloads, "sft").totals().gpu_seconds == 150.0
