@@ -17,7 +17,7 @@ from .book import Running
 from .names import Classified, classify, place_of
 from .tables import Kind
 
-MAX_NAME: Final = 256
+_REFERENCE: Final = Classified("ref", "ref", Kind.WORKER)
 _REPLICA: Final = re.compile(r"(.{1,200}_[0-9]{1,9})_[0-9]{1,9}\Z")
 """Ray name of a server: replica, then which of the replica's nodes it is on, as in `vllm_server_3_1`."""
 
@@ -123,8 +123,11 @@ class ClusterMap:
             ranks[actor.actor_id] = ranks[other] = None
 
 
-def running(tasks: Iterable[RayTask], cluster: ClusterMap) -> list[Running]:
-    """Return what runs on the nodes that are known, by node IP. Idle actors, drivers and others' tasks are left out."""
+def running(tasks: Iterable[RayTask], cluster: ClusterMap, references: frozenset[str] = frozenset()) -> list[Running]:
+    """Return what runs on the nodes that are known, by node IP. Idle actors, drivers and others' tasks are left out.
+
+    `references`: ids of tasks that are the reference's, whatever their name says.
+    """
     found: list[Running] = []
     shared: dict[tuple[str, str, str, str], float | None] = {}
     for task in tasks:
@@ -133,7 +136,7 @@ def running(tasks: Iterable[RayTask], cluster: ClusterMap) -> list[Running]:
         if said is None:
             continue
         if said.kind is Kind.WORKER and task.node_id in cluster.ips:
-            found.append(_worker(task, said, cluster))
+            found.append(_worker(task, _REFERENCE if task.task_id in references else said, cluster))
         for node_id in _nodes(task, said, cluster):
             if (ip := cluster.ips.get(node_id)) is not None:
                 key = (ip, said.stage, said.role, cluster.submissions.get(task.job_id, ""))

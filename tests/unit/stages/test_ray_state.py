@@ -249,3 +249,17 @@ def test_an_interval_that_lasts_is_kept_however_long() -> None:
     drive(head, state, 2000)
     (interval,) = state.cluster(head.wall()).nodes["10.0.0.0"]
     assert (interval.begin, interval.end) == (T0 + 5, None)
+
+
+@pytest.mark.parametrize(("lora", "stages"), [(True, ["old_log_prob", "ref"]), (False, ["old_log_prob"] * 2)])
+def test_the_second_log_prob_of_a_lora_job_is_the_references(lora: bool, stages: list[str]) -> None:
+    head = verl_head()
+    entrypoint = f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.lora_rank={16 * lora}"
+    head.jobs = [{"job_id": "01000000", "submission_id": "raysubmit_1", "entrypoint": entrypoint}]
+    name = "WorkerDict.actor_rollout_compute_log_prob"
+    head.tasks = [Task(name=name, node="n0", begin=begin, end=begin + 3, actor="w00") for begin in (5.0, 8.0)]
+    state = source(head)
+    drive(head, state, 15)
+    intervals = state.cluster(head.wall()).nodes["10.0.0.0"]
+    assert [each.stage for each in intervals] == stages
+    assert intervals[0].end == intervals[1].begin

@@ -6,6 +6,7 @@ It holds submitted jobs and drivers that were started by hand, with their whole 
 RayCluster. Secrets are taken out here, before anything is kept.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -21,6 +22,10 @@ MAX_JOBS: Final = 16
 """Newest jobs that are told; more than these do not run on one cluster."""
 MAX_KNOWN: Final = 512
 """Jobs whose ids are kept."""
+
+_LORA: Final = re.compile(
+    r"\bactor_rollout_ref\.model\.(?:lora_rank=[\"']?0*[1-9]|lora\.rank=[\"']?0*[1-9]|lora_adapter_path=(?!null\b|[\s\"']))"
+)
 
 
 class RayJobs:
@@ -45,15 +50,23 @@ class RayJobs:
         """Ray's job id -> submission id, of jobs that were submitted."""
         self.job_ids: frozenset[str] = frozenset()
         """Ray's ids of all jobs, those that were started by hand too."""
+        self.lora_job_ids: frozenset[str] = frozenset()
+        """Ray's ids of jobs whose command line turns LoRA on."""
 
     def ask(self) -> None:
         """Read the list again. Raises FetchError and RayApiError; what is known stays then."""
         entries = newest(parse_jobs(self._read(self._url)))
         self.job_ids = frozenset(entry.job_id for entry in entries)
+        self.lora_job_ids = frozenset(entry.job_id for entry in entries if has_lora(entry.entrypoint))
         self.infos = tuple(info(entry) for entry in entries[:MAX_JOBS])
         self.submissions = {
             entry.job_id: entry.submission_id for entry in entries if entry.job_id and entry.submission_id
         }
+
+
+def has_lora(entrypoint: str) -> bool:
+    """Say whether a command line of verl turns LoRA on, by the key of any version."""
+    return _LORA.search(entrypoint[:MAX_ENTRYPOINT]) is not None
 
 
 def newest(entries: Sequence[RayJobEntry]) -> list[RayJobEntry]:

@@ -18,6 +18,7 @@ from verl_gpumonitor.model.stages import StageInterval, StageSource, StageWord
 from verl_gpumonitor.reading.fetch import FetchError, FetchStatusError, fetch
 from verl_gpumonitor.stages.book import MAX_PLACES, Book, Manner, Running
 from verl_gpumonitor.stages.cluster import ClusterMap, RayActor, RayHost, RayTask, running
+from verl_gpumonitor.stages.lora import ReferencePasses
 from verl_gpumonitor.stages.names import classify
 from verl_gpumonitor.stages.pace import Pace
 from verl_gpumonitor.stages.skew import Skew
@@ -97,6 +98,7 @@ class RayState:
         self._pace = Pace(clock())
         self._book = Book(MANNER)
         self._skews: dict[str, Skew] = {}
+        self._references = ReferencePasses()
         self._seen: frozenset[str] = frozenset()
         self._seen_at: float | None = None
         self._hosts: tuple[RayHost, ...] = ()
@@ -161,9 +163,17 @@ class RayState:
         tasks = self._tasks()
         at = self._wall()
         self._refresh(tasks.items, begin)
-        things = [self._our_clock(thing) for thing in running(tasks.items, self._map)]
+        things = [
+            self._our_clock(thing) for thing in running(tasks.items, self._map, self._reference_passes(tasks, at))
+        ]
         self._learn_skew(tasks, at)
         return self._book.look(at, things, whole=tasks.whole)
+
+    def _reference_passes(self, tasks: Listing[RayTask], at: float) -> frozenset[str]:
+        lora = frozenset() if self._jobs is None else self._jobs.lora_job_ids
+        if not tasks.whole or self._seen_at is None or at - self._seen_at > MANNER.gap_seconds:
+            self._references.forget()
+        return self._references.look(task for task in tasks.items if task.job_id in lora) if lora else frozenset()
 
     def _tasks(self) -> Listing[RayTask]:
         """Return the running tasks; of the calls of servers and helpers, where they are too many, some.
