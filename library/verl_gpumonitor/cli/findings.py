@@ -45,7 +45,7 @@ def report(header: Header, findings: Sequence[TrackedFinding], *, end: float) ->
     if not findings:
         lines.append("Nothing was found.")
         return "\n".join(lines) + "\n"
-    for tracked in sorted(findings, key=_gravity):
+    for tracked in ordered(findings):
         lines += [*_block(tracked), ""]
     return "\n".join(lines)
 
@@ -71,6 +71,11 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def ordered(findings: Iterable[TrackedFinding]) -> list[TrackedFinding]:
+    """Return the findings as one reads them: open ones first, the gravest first."""
+    return sorted(findings, key=_gravity)
 
 
 def _gravity(tracked: TrackedFinding) -> tuple[bool, int, int, float]:

@@ -13,6 +13,7 @@ COMMANDS: Final = {
     "diagnose": "diagnose",
     "list": "listing",
     "log": "log",
+    "report": "report",
     "top": "top",
 }
 """Name of a subcommand -> module of this package that holds it as `command`."""

@@ -100,13 +100,20 @@ class TraceReader:
 @contextmanager
 def open_trace(path: str) -> Iterator[TraceReader]:
     """Open a trace; `-` is standard input. Raises TraceError, whose text says what is wrong with the file."""
+    with lines_of(path) as lines:
+        yield TraceReader(lines)
+
+
+@contextmanager
+def lines_of(path: str) -> Iterator[Iterator[bytes]]:
+    """Open a file of lines, unpacked if it is packed; `-` is standard input. Raises TraceError."""
     if path == "-":
         with open(sys.stdin.fileno(), "rb", closefd=False) as file:
-            yield TraceReader(_lines(file))
+            yield _lines(file)
         return
     try:
         with Path(path).open("rb") as file:
-            yield TraceReader(_lines(file))
+            yield _lines(file)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise TraceError(f"cannot be read: {reason}") from error

@@ -1,0 +1,72 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""A recorded run from whatever file holds it: a trace, or a log of GPUs (nvidia-smi's, or ours)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from verl_gpumonitor.model.trace import Header, Record, TraceError
+
+from .gpulogs import Problems, trace_of
+from .traces import TraceReader, lines_of
+
+DEFAULT_INTERVAL_SECONDS: Final = 1.0
+"""Between two rows of a log without times, unless the caller knows better."""
+_TRACE_MARK: Final = b'"format"'
+
+
+class RecordedRun:
+    """A run that is being read: who it is, its lines in order of time, and what was passed over."""
+
+    def __init__(self, header: Header, records: Iterator[Record], complaints: "Complaints") -> None:
+        self.header = header
+        self.records = records
+        self.complaints = complaints
+
+
+class Complaints:
+    """What could not be read, in words, once the run was read."""
+
+    def __init__(self, source: TraceReader | Problems) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield a line for each of the first few, and one that counts the others."""
+        source = self._source
+        if isinstance(source, Problems):
+            yield from source.first
+            shown, all_of_them = len(source.first), source.rows
+        else:
+            for problem in source.problems:
+                yield f"line {problem.line}: {problem.text}" if problem.line else problem.text
+            shown, all_of_them = len(source.problems), source.problem_count
+        if all_of_them > shown:
+            yield f"{all_of_them - shown} more lines were passed over"
+
+
+@contextmanager
+def open_run(path: str, *, interval_seconds: float = DEFAULT_INTERVAL_SECONDS) -> Iterator[RecordedRun]:
+    """Open a run; `-` is standard input, gzip is unpacked. Raises TraceError, whose text says what is wrong.
+
+    `interval_seconds`: time between two rows of a GPU in a log without times.
+    """
+    with lines_of(path) as lines:
+        first = next(lines, b"")
+        everything = _again(first, lines)
+        if _TRACE_MARK in first[:4096] and b'"header"' in first[:4096]:
+            reader = TraceReader(everything)
+            yield RecordedRun(reader.header, reader.records(), Complaints(reader))
+        else:
+            problems = Problems()
+            header, rows = trace_of(everything, interval_seconds=interval_seconds, problems=problems)
+            yield RecordedRun(header, rows, Complaints(problems))
+
+
+def _again(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    if first:
+        yield first
+    yield from rest
+
+
+__all__ = ["DEFAULT_INTERVAL_SECONDS", "RecordedRun", "TraceError", "open_run"]

@@ -1,0 +1,57 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""`gpumon report`: a recorded run as one page that one can send to others."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from .records import DEFAULT_INTERVAL_SECONDS, TraceError, open_run
+
+
+@click.command(
+    "report", short_help="Make a page of a recorded run.", epilog="Example: gpumon report gpu.csv -o report.html"
+)
+@click.argument("run")
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; standard output if absent."
+)
+@click.option(
+    "--format", "form", type=click.Choice(["html", "markdown"]), help="By the file's name (.md: Markdown), else html."
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.01, 86400),
+    default=DEFAULT_INTERVAL_SECONDS,
+    show_default=True,
+    help="Seconds between two rows of a GPU, for a log without times.",
+)
+def command(*, run: str, output: Path | None, form: str | None, interval: float) -> None:
+    """Make a report of RUN: a trace, `gpumon log`'s CSV or JSON lines, or nvidia-smi's CSV; `-` is standard input.
+
+    One file without scripts, which loads nothing: verdict, findings with advice, stages, balance, each GPU over time.
+    """
+    form = form or ("markdown" if output is not None and output.suffix in (".md", ".markdown") else "html")
+    text = _text(run, form, interval)
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"{output}: {error.strerror or error}") from error
+
+
+def _text(path: str, form: str, interval: float) -> str:
+    from .reports.gather import gather
+    from .reports.page import html
+    from .reports.ticket import markdown
+
+    try:
+        with open_run(path, interval_seconds=interval) as recorded:
+            run = gather(recorded.header, recorded.records, recorded.complaints)
+    except TraceError as error:
+        click.echo(f"gpumon: {path}: {error}", err=True)
+        sys.exit(2)
+    return html(run) if form == "html" else markdown(run)

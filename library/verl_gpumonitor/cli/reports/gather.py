@@ -1,0 +1,246 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""One pass over a recorded run, and all that a report says of it. Pure but for the lines it is handed."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from verl_gpumonitor.cli.diagnose import advised
+from verl_gpumonitor.diagnosis.doctor import Diagnosis
+from verl_gpumonitor.diagnosis.health import OK, health_text
+from verl_gpumonitor.model.findings import TrackedFinding
+from verl_gpumonitor.model.trace import GpuLine, Header, Record
+
+from .tracks import Axis, Bucket, Seen, Track
+
+GIB = 2**30
+
+
+class StageRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage over the whole run, all GPUs together."""
+
+    stage: str
+    role: str
+    gpu_seconds: float
+    share: float
+    """Of all GPU time."""
+    seconds_per_step: float | None
+    """Mean wall time a step; None where no steps are known."""
+    utilization: float | None
+    memory_peak_ratio: float | None
+    """Of the fullest GPU."""
+    power_watts: float | None
+    """Mean of a GPU."""
+
+
+class GpuRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU over the run."""
+
+    pod: str
+    pool: str
+    uuid: str
+    index: int | None
+    model: str | None
+    memory_total_bytes: float | None
+    points: tuple[tuple[float, Bucket], ...]
+    """Begin of a stretch, in seconds of the record, and what is known of it."""
+    whole: Bucket
+    reasons: tuple[str, ...] = ()
+    """Findings that name it."""
+
+    @property
+    def name(self) -> str:
+        """As people call it."""
+        return f"GPU {self.index}" if self.index is not None else self.uuid
+
+    @property
+    def memory_peak_ratio(self) -> float | None:
+        """Highest memory as a share of the GPU's own."""
+        high, total = self.whole.memory_high_bytes, self.memory_total_bytes
+        return None if high is None or not total else min(1.0, high / total)
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """All of a run that a report shows. What is unknown is None."""
+
+    header: Header
+    seconds: float
+    width_seconds: float
+    """Of one stretch."""
+    gpus: tuple[GpuRun, ...]
+    stages: tuple[StageRow, ...]
+    steps: int
+    step_seconds: float | None
+    """Usual length of a step."""
+    findings: tuple[TrackedFinding, ...]
+    complaints: tuple[str, ...]
+    """Lines that could not be read."""
+
+    @property
+    def whole(self) -> Bucket:
+        """All GPUs and all the time."""
+        total = Bucket(stages={})
+        for gpu in self.gpus:
+            total = total.join(gpu.whole)
+        return total
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU time that was watched."""
+        return sum(gpu.whole.seconds for gpu in self.gpus) / 3600
+
+    @property
+    def memory_peak_ratio(self) -> float | None:
+        """Of the GPU nearest to its limit."""
+        return max((r for gpu in self.gpus if (r := gpu.memory_peak_ratio) is not None), default=None)
+
+    @property
+    def headroom_bytes(self) -> float | None:
+        """Least memory that any GPU had left."""
+        known = [
+            gpu.memory_total_bytes - gpu.whole.memory_high_bytes
+            for gpu in self.gpus
+            if gpu.memory_total_bytes and gpu.whole.memory_high_bytes is not None
+        ]
+        return max(0.0, min(known)) if known else None
+
+    @property
+    def verdict(self) -> str:
+        """HEALTH of the whole run: the gravest finding, open or over, and how many others."""
+        return health_text((tracked.finding.reason for tracked in self.findings), telemetry=bool(self.gpus))
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing was found, and there was something to look at."""
+        return self.verdict == OK
+
+
+class _Stage:
+    """Sums of one stage while the record goes by."""
+
+    def __init__(self) -> None:
+        self.whole = Bucket(stages={})
+        self.roles: dict[str, float] = {}
+        self.peak_ratio: float | None = None
+
+    def add(self, role: str, line: GpuLine, seconds: float, total: float | None) -> None:
+        self.roles[role] = self.roles.get(role, 0.0) + seconds
+        self.whole.seconds += seconds
+        if line.utilization is not None:
+            self.whole.known_seconds += seconds
+            self.whole.busy_seconds += seconds * line.utilization
+        if line.power_watts is not None:
+            self.whole.powered_seconds += seconds
+            self.whole.energy_joules += seconds * line.power_watts
+        used = line.memory_used_bytes
+        if used is not None and total:
+            self.peak_ratio = max(self.peak_ratio or 0.0, min(1.0, used / total))
+
+
+class Gatherer:
+    """Takes a record line by line."""
+
+    def __init__(self, header: Header) -> None:
+        self.diagnosis = Diagnosis(header)
+        self._axis = Axis()
+        self._tracks: dict[str, Track] = {}
+        self._last: dict[str, float] = {}
+        self._stages: dict[str, _Stage] = {}
+
+    def take(self, record: Record) -> None:
+        """Take one line, in order of time."""
+        self.diagnosis.feed(record)
+        if isinstance(record, GpuLine):
+            self._sample(record)
+
+    def _sample(self, line: GpuLine) -> None:
+        gpu = self.diagnosis.history.gpus.get(line.uuid)
+        if gpu is None:
+            return
+        seconds = line.t - self._last.get(line.uuid, line.t)
+        if line.uuid in self._last and seconds <= 0:
+            return
+        self._last[line.uuid] = line.t
+        if line.uuid not in self._tracks:
+            self._tracks[line.uuid] = self._axis.track()
+        seen = Seen(
+            seconds=seconds,
+            stage=gpu.stage,
+            utilization=line.utilization,
+            memory_used_bytes=line.memory_used_bytes,
+            memory_peak_bytes=line.memory_peak_bytes,
+            power_watts=line.power_watts,
+            temperature_celsius=line.temperature_celsius,
+        )
+        # A sample speaks for the time before it.
+        self._tracks[line.uuid].add(max(0.0, line.t - seconds / 2), seen)
+        self._stages.setdefault(gpu.stage, _Stage()).add(gpu.role, line, seconds, gpu.total_bytes)
+
+    def run(self, complaints: Iterable[str] = ()) -> Run:
+        """Return what was gathered, after the last line."""
+        history = self.diagnosis.history
+        findings = tuple(advised(self.diagnosis))
+        steps = len(history.step_ends) if history.step_ends else 0
+        steps = max(steps, history.step) if history.step_ends else 0
+        return Run(
+            header=history.header,
+            seconds=max(self._axis.end, history.t),
+            width_seconds=self._axis.width,
+            gpus=tuple(self._gpu(uuid, findings) for uuid in self._ordered()),
+            stages=self._stage_rows(steps),
+            steps=steps,
+            step_seconds=history.usual_step_seconds(),
+            findings=findings,
+            complaints=tuple(complaints),
+        )
+
+    def _ordered(self) -> list[str]:
+        gpus = self.diagnosis.history.gpus
+        return sorted(
+            gpus, key=lambda uuid: (gpus[uuid].pod.name, gpus[uuid].index is None, gpus[uuid].index or 0, uuid)
+        )
+
+    def _gpu(self, uuid: str, findings: Sequence[TrackedFinding]) -> GpuRun:
+        gpu = self.diagnosis.history.gpus[uuid]
+        track = self._tracks.get(uuid) or Axis().track()
+        return GpuRun(
+            pod=gpu.pod.name,
+            pool=gpu.pool,
+            uuid=uuid,
+            index=gpu.index,
+            model=gpu.model,
+            memory_total_bytes=gpu.total_bytes,
+            points=tuple(track),
+            whole=track.total(),
+            reasons=tuple(dict.fromkeys(t.finding.reason for t in findings if uuid in t.finding.scope.gpus)),
+        )
+
+    def _stage_rows(self, steps: int) -> tuple[StageRow, ...]:
+        everything = sum(stage.whole.seconds for stage in self._stages.values())
+        gpus = max(1, len(self._tracks))
+        rows = [
+            StageRow(
+                stage=name,
+                role=max(stage.roles, key=lambda role, known=stage.roles: known[role]),  # type: ignore[misc]
+                gpu_seconds=stage.whole.seconds,
+                share=stage.whole.seconds / everything if everything else 0.0,
+                seconds_per_step=stage.whole.seconds / gpus / steps if steps else None,
+                utilization=stage.whole.utilization,
+                memory_peak_ratio=stage.peak_ratio,
+                power_watts=(
+                    stage.whole.energy_joules / stage.whole.powered_seconds if stage.whole.powered_seconds else None
+                ),
+            )
+            for name, stage in self._stages.items()
+            if stage.whole.seconds > 0
+        ]
+        return tuple(sorted(rows, key=lambda row: -row.gpu_seconds))
+
+
+def gather(header: Header, records: Iterable[Record], complaints: Iterable[str] = ()) -> Run:
+    """Read a run to its end. `complaints` are read last: they grow while the record is read."""
+    gatherer = Gatherer(header)
+    for record in records:
+        gatherer.take(record)
+    return gatherer.run(complaints)
