@@ -39,7 +39,9 @@ MOST_LIMIT: Final = 4000
 """Tasks of one answer; a record takes about 1.6 KB, and up to 4000 actors some 0.4 KB each."""
 MAX_CROWDS: Final = 4
 LISTS_SECONDS: Final = 10.0
-"""Actors, nodes and jobs are asked for when an id is unknown, and no more often than this."""
+"""Actors and jobs are asked for when an id is unknown, and no more often than this."""
+NODES_SECONDS: Final = 5.0
+"""The same for nodes: a task whose node is unknown is nowhere."""
 MANNER: Final = Manner(gap_seconds=6.0, lag_seconds=0.3, settle_seconds=1.5)
 """Ray's workers tell of their tasks each second; seen so on Ray 2.60, 0.3 s on average."""
 MOST_RETRY_SECONDS: Final = 10.0
@@ -206,7 +208,7 @@ class RayState:
     def _list(self, name: str, now: float, lacking: bool, read: Callable[[], None]) -> bool:
         if not lacking or now < self._lists_due.get(name, now):
             return False
-        self._lists_due[name] = now + LISTS_SECONDS
+        self._lists_due[name] = now + (NODES_SECONDS if name == "nodes" else LISTS_SECONDS)
         try:
             read()
         except (FetchError, RayApiError):
