@@ -5,8 +5,7 @@
 `ResourceMonitor` is loaded when it is first asked for: the sidecar, in its few MiB, does not pay for it.
 """
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # Type checkers take it for true; `typing` would be most of this package's import.
 if TYPE_CHECKING:
     from .monitor import ResourceMonitor, ResourceSample
 
@@ -14,9 +13,10 @@ __all__ = ["ResourceMonitor", "ResourceSample", "__version__"]
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in ("ResourceMonitor", "ResourceSample"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from . import monitor
 
-    return getattr(monitor, name)
+    found: object = getattr(monitor, name)
+    return found
