@@ -74,7 +74,8 @@ Finder = Callable[[Sequence[bytes]], list[TrackedFinding]]
 
 def ours(lines: Iterable[bytes]) -> list[TrackedFinding]:
     """Diagnose a record as `gpumon diagnose` does."""
-    return diagnose(TraceReader(lines))[1]
+    reader = TraceReader(lines)
+    return diagnose(reader.header, reader.records())[1]
 
 
 def visible() -> Iterator[Scenario]:

@@ -14,11 +14,11 @@ from verl_gpumonitor.advice.context import Context
 from verl_gpumonitor.diagnosis.doctor import Diagnosis
 from verl_gpumonitor.diagnosis.health import REASONS
 from verl_gpumonitor.model.findings import TrackedFinding
-from verl_gpumonitor.model.trace import TraceError
+from verl_gpumonitor.model.trace import Header, Record, TraceError
 from verl_gpumonitor.model.vocabulary import Severity
 
 from .findings import as_json, report
-from .traces import TraceReader, open_trace
+from .records import DEFAULT_INTERVAL_SECONDS, open_run
 
 FOUND: Final = 1
 """Exit status where `--fail-on` was given and something as grave was found."""
@@ -27,10 +27,12 @@ UNREADABLE: Final = 2
 _ORDER: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 
 
-def diagnose(reader: TraceReader, *, muted: Iterable[str] = ()) -> tuple[Diagnosis, list[TrackedFinding]]:
-    """Read a trace to its end and return the diagnosis with its findings, each with advice."""
-    diagnosis = Diagnosis(reader.header, muted=muted)
-    for record in reader.records():
+def diagnose(
+    header: Header, records: Iterable[Record], *, muted: Iterable[str] = ()
+) -> tuple[Diagnosis, list[TrackedFinding]]:
+    """Read a run to its end and return the diagnosis with its findings, each with advice."""
+    diagnosis = Diagnosis(header, muted=muted)
+    for record in records:
         diagnosis.feed(record)
     return diagnosis, advised(diagnosis)
 
@@ -77,33 +79,35 @@ def _context(diagnosis: Diagnosis, open_reasons: set[str]) -> Context:
     type=click.Choice([severity.value for severity in _ORDER]),
     help=f"End with status {FOUND} if something as grave was found.",
 )
-def command(trace: str, json_: bool, mute: tuple[str, ...], fail_on: str | None) -> None:
-    """Say what was wrong in TRACE: a file of gpumonitor-trace/1, plain or gzip; `-` reads standard input."""
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.01, 86400),
+    default=DEFAULT_INTERVAL_SECONDS,
+    show_default=True,
+    help="Seconds between two rows of a GPU, for a log without times.",
+)
+def command(trace: str, json_: bool, mute: tuple[str, ...], fail_on: str | None, interval: float) -> None:
+    """Say what was wrong in TRACE, a file of gpumonitor-trace/1, plain or gzip; `-` reads standard input.
+
+    A log of GPUs (`gpumon log`, nvidia-smi's CSV) is read as well. It tells no stages, so less can be judged.
+    """
     unknown = [reason for reason in mute if reason not in REASONS]
     if unknown:
         raise click.BadParameter(f"no reason is called {unknown[0]!r}; there are: {', '.join(REASONS)}")
     try:
-        with open_trace(trace) as reader:
-            diagnosis, findings = diagnose(reader, muted=mute)
+        with open_run(trace, interval_seconds=interval) as recorded:
+            diagnosis, findings = diagnose(recorded.header, recorded.records, muted=mute)
     except TraceError as error:
         click.echo(f"gpumon: {trace}: {error}", err=True)
         sys.exit(UNREADABLE)
-    _complain(trace, reader)
+    for complaint in recorded.complaints:
+        click.echo(f"gpumon: {trace}: {complaint}", err=True)
     if json_:
         click.echo(as_json(findings), nl=False)
     else:
-        click.echo(report(reader.header, findings, end=diagnosis.history.t), nl=False)
+        click.echo(report(recorded.header, findings, end=diagnosis.history.t), nl=False)
     if fail_on is not None and _grave(findings, Severity(fail_on)):
         sys.exit(FOUND)
-
-
-def _complain(trace: str, reader: TraceReader) -> None:
-    for problem in reader.problems:
-        where = f"line {problem.line}: " if problem.line else ""
-        click.echo(f"gpumon: {trace}: {where}{problem.text}", err=True)
-    more = reader.problem_count - len(reader.problems)
-    if more > 0:
-        click.echo(f"gpumon: {trace}: {more} more lines were passed over", err=True)
 
 
 def _grave(findings: Iterable[TrackedFinding], severity: Severity) -> bool:

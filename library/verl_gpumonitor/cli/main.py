@@ -10,6 +10,7 @@ import click
 from verl_gpumonitor import __version__
 
 COMMANDS: Final = {
+    "compare": "compare",
     "diagnose": "diagnose",
     "list": "listing",
     "log": "log",

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from verl_gpumonitor import __version__
 from verl_gpumonitor.cli.findings import clock, ordered
 from verl_gpumonitor.model.findings import Advice, Evidence, TrackedFinding
+from verl_gpumonitor.model.vocabulary import UNKNOWN
 
 from .charts import bar, budget_bar, gpu_chart, heat_map, stage_class
 from .gather import GIB, GpuRun, Run, StageRow
@@ -113,7 +114,7 @@ def finding_view(tracked: TrackedFinding) -> dict[str, Any]:
     return {
         "severity": str(finding.severity),
         "reason": finding.reason,
-        "stage": finding.scope.stage or "",
+        "stage": finding.scope.stage if finding.scope.stage not in (None, UNKNOWN) else "",
         "when": f"From {clock(tracked.first_seen)} {end}",
         "message": finding.message,
         "advice": [advice_view(advice) for advice in finding.advice],
@@ -225,16 +226,20 @@ def _maps(run: Run) -> dict[str, Markup]:
     }
 
 
-def run_context(run: Run) -> Mapping[str, Any]:
-    """Return all that the page of one run needs."""
-    kind, title = title_of(run)
-    charts = [
+def chart_views(run: Run) -> list[dict[str, str]]:
+    """Return the charts of single GPUs with what they are of."""
+    return [
         {
             "caption": f"{gpu.name} of {gpu.pod}",
             "svg": Markup(gpu_chart(gpu, seconds=run.seconds, width_seconds=run.width_seconds)),  # noqa: S704
         }
         for gpu in charted(run)
     ]
+
+
+def run_context(run: Run) -> Mapping[str, Any]:
+    """Return all that the page of one run needs."""
+    kind, title = title_of(run)
     more = len(run.gpus) - MAX_ROWS
     return {
         "kind": kind,
@@ -249,7 +254,7 @@ def run_context(run: Run) -> Mapping[str, Any]:
         "budget": Markup(budget_bar(run.stages)),  # noqa: S704
         "gpus": [gpu_view(gpu) for gpu in run.gpus[:MAX_ROWS]],
         "more_gpus": f"{more} more GPUs are not in this table." if more > 0 else "",
-        "charts": charts,
+        "charts": chart_views(run),
         "legend": [(stage_class(row.stage), row.stage) for row in run.stages],
         "quality": quality(run),
         **_maps(run),
