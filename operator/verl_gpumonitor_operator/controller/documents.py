@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""Our own small objects in our own namespace: a ConfigMap with one document, and the Secret of the certificates.
+"""Our own small objects in our own namespace: ConfigMaps with texts, and the Secret of the certificates.
 
 They carry an ownerReference to the controller's Deployment, so that uninstalling takes them along.
 """
@@ -58,8 +58,8 @@ class Deployment:
             return None
 
 
-class ConfigMapDocument:
-    """One document in a ConfigMap. A `StateStore`."""
+class ConfigMapEntries:
+    """Many small texts in one ConfigMap, of which some are written at a time."""
 
     def __init__(self, client: KubeClient, owner: Deployment, *, namespace: str, name: str) -> None:
         self._client = client
@@ -68,26 +68,41 @@ class ConfigMapDocument:
         self._list = object_path("v1", "configmaps", namespace=namespace)
         self._path = object_path("v1", "configmaps", namespace=namespace, name=name)
 
-    async def load(self) -> str | None:
-        """Return the document; None if there is none yet. Raises KubeError."""
+    async def load(self) -> dict[str, str]:
+        """Return all texts; none if the object does not exist. Raises KubeError."""
         try:
             found = _decoder.decode(await self._client.get(self._path))
         except NotFoundError:
-            return None
-        return (found.data or {}).get(STATE_KEY)
+            return {}
+        return found.data or {}
 
-    async def save(self, document: str) -> None:
-        """Write it, creating the object where needed. Raises KubeError."""
-        data = {STATE_KEY: document}
+    async def save(self, changes: Mapping[str, str | None]) -> None:
+        """Write some texts, None to remove one, creating the object where needed. Raises KubeError."""
         try:
-            await self._client.merge_patch(self._path, {"data": data})
+            await self._client.merge_patch(self._path, {"data": dict(changes)})
         except NotFoundError:
             metadata = await self._owner.metadata(self._name)
+            data = {key: text for key, text in changes.items() if text is not None}
             body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
             try:
                 await self._client.post(self._list, body)
             except ConflictError:
-                await self._client.merge_patch(self._path, {"data": data})
+                await self._client.merge_patch(self._path, {"data": dict(changes)})
+
+
+class ConfigMapDocument:
+    """One document in a ConfigMap. A `StateStore`."""
+
+    def __init__(self, client: KubeClient, owner: Deployment, *, namespace: str, name: str) -> None:
+        self._entries = ConfigMapEntries(client, owner, namespace=namespace, name=name)
+
+    async def load(self) -> str | None:
+        """Return the document; None if there is none yet. Raises KubeError."""
+        return (await self._entries.load()).get(STATE_KEY)
+
+    async def save(self, document: str) -> None:
+        """Write it, creating the object where needed. Raises KubeError."""
+        await self._entries.save({STATE_KEY: document})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

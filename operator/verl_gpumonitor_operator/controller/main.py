@@ -46,6 +46,7 @@ from .events import EventRecorder
 from .ingest import IngestMetrics, ReportService
 from .jobs import GpuResources, JobKind
 from .lease import Lease
+from .ledgers import Ledgers
 from .metrics import ControllerCollector, Parts
 from .namespaces import Namespaces
 from .namespaces import reflector as namespace_reflector
@@ -124,6 +125,14 @@ class Controller:
             clock=time.monotonic,
         )
         self.namespaces = Namespaces()
+        self.ledgers = Ledgers(
+            client,
+            owner,
+            **place,
+            release=settings.release,
+            may_write=lambda: self.lease.confirmed,
+            clock=time.monotonic,
+        )
         self.reconciler = Reconciler(
             workloads=self.workloads,
             namespaces=self.namespaces,
@@ -131,6 +140,7 @@ class Controller:
             recorder=self.recorder,
             settings=settings,
             limits=limits_of(settings.diagnosis),
+            ledgers=self.ledgers,
             clock=time.time,
         )
         self.reviews = Reviews(client)
@@ -286,6 +296,7 @@ class Controller:
         await asyncio.wait({listing}, timeout=LISTS_SECONDS)
         self._free_pods(group)
         await listing
+        await self.ledgers.load()
         self.reconciler.restore()
         self.reconciler.listening()
         self._synced = True
@@ -293,6 +304,7 @@ class Controller:
         logger.info("picture is complete", extra={"workloads": len(self.workloads), "pods": len(self.pods)})
         for name, work in (
             ("reconcile", self.reconciler.run()),
+            ("ledgers", self.ledgers.run()),
             ("watch", self.supervisor.run()),
             ("sweep", self.sweeper.run()),
         ):
@@ -327,9 +339,10 @@ class Controller:
             await self._end()
 
     async def _end(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_SECONDS / 2):
-                await self.lease.release()
+        for last in (self.ledgers.write, self.lease.release):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_SECONDS / 4):
+                    await last()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS / 2):
                 await self.reports.close(1.0)

@@ -25,6 +25,7 @@ from .events import EventRecorder, ObjectRef, Occurrence
 from .jobs import KINDS, GpuResources, JobKind, JobSeen, timestamp
 from .jobs import from_object as job_from_object
 from .launch import Launches, command_of
+from .ledgers import Ledgers
 from .monitors import MonitorSeen
 from .namespaces import DISABLED, ENABLED, Namespaces
 from .ports import PodRecord
@@ -102,9 +103,11 @@ class Reconciler:
         recorder: EventRecorder,
         settings: Settings,
         limits: DiagnosisLimits,
+        ledgers: Ledgers,
         clock: Callable[[], float],
     ) -> None:
         self._workloads = workloads
+        self._ledgers = ledgers
         self._namespaces = namespaces
         self._writer = writer
         self._recorder = recorder
@@ -207,12 +210,15 @@ class Reconciler:
                 continue
             self._adopt(entry, monitor)
             entry.states = states_of(monitor.status.get("conditions"), now)
-            written = ledger_text.read(str(monitor.status.get("ledger", "")))
+            # One in the status is of a version before, or of a controller that may not keep them elsewhere.
+            kept = self._ledgers.get(workload.job.uid) or monitor.status.get("ledger", "")
+            written = ledger_text.read(str(kept))
             if written is not None:
                 self._workloads.restore(workload.job.uid, written, steps=_whole(monitor.status.get("step")))
             same_phase = monitor.status.get("phase") == workload.job.phase.value
             entry.finished = workload.job.ended and same_phase
             entry.restored = not workload.job.ended
+        self._ledgers.keep(monitor.workload_uid or "" for held in self._monitors.values() for monitor in held.values())
 
     def listening(self) -> None:
         """Take note that reports are taken from now on, and all pods are known. Called once."""
@@ -541,7 +547,7 @@ class Reconciler:
             namespace=entry.monitor.namespace,
             name=entry.monitor.name,
             before=entry.written,
-            status={**status, "ledger": self._ledger(workload, entry)},
+            status=self._with_ledger(workload, entry, status),
             urgency=matters,
             done=done,
         )
@@ -559,6 +565,14 @@ class Reconciler:
         if matters is Urgency.DRIFT and not ended:
             return self._drift_seconds()
         return self._settings.controller.status_min_interval_seconds
+
+    def _with_ledger(self, workload: Workload, entry: Entry, status: Status) -> Status:
+        """Have the ledger kept, and leave it in the status where it is not kept elsewhere, or not yet."""
+        uid, text = workload.job.uid, self._ledger(workload, entry)
+        kept = self._ledgers.put(uid, text)
+        if kept and ("ledger" not in entry.written or self._ledgers.stored(uid)):
+            return status
+        return {**status, "ledger": text}
 
     def _ledger(self, workload: Workload, entry: Entry) -> str:
         """Return the ledger as text, and say once where there is no room for all of it."""
@@ -611,6 +625,7 @@ class Reconciler:
         if now - since >= self._settle_seconds or not any(True for _ in workload.pods()):
             entry.finished = True
             entry.restored = False
+            self._ledgers.drop(workload.job.uid)
             self._forget_if_gone(workload, entry)
 
     def _forget_if_gone(self, workload: Workload, entry: Entry) -> None:
@@ -624,6 +639,7 @@ class Reconciler:
         self._forgotten[workload.job.uid] = self._clock()
         self._workloads.forget(workload.job.uid)
         self._launches.forget(workload.job.uid)
+        self._ledgers.drop(workload.job.uid)
         self._entries.pop(workload.job.uid, None)
 
     async def _retire(self, now: float) -> None:

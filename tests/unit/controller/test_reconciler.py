@@ -17,8 +17,10 @@ from tests.unit.controller.fakeapi import FakeApi
 from verl_gpumonitor.diagnosis import DiagnosisLimits
 from verl_gpumonitor.model.vocabulary import Severity
 from verl_gpumonitor_operator.controller import ledger_text
+from verl_gpumonitor_operator.controller.documents import Deployment
 from verl_gpumonitor_operator.controller.events import EventRecorder
 from verl_gpumonitor_operator.controller.jobs import JobKind, timestamp, unix_seconds
+from verl_gpumonitor_operator.controller.ledgers import Ledgers
 from verl_gpumonitor_operator.controller.namespaces import Namespaces, NamespaceSeen
 from verl_gpumonitor_operator.controller.ports import PodIdentity, PodRecord
 from verl_gpumonitor_operator.controller.reconciler import Reconciler
@@ -44,6 +46,10 @@ class Life:
         self.writer = StatusWriter(client, writes_per_second=1e6, clock=loop.time)
         self.recorder = EventRecorder(client, instance="pod", rate=1e6, burst=10_000, clock=loop.time)
         self.namespaces = Namespaces()
+        owner = Deployment(client, namespace=OPERATOR.namespace, name="gpumonitor-controller")
+        self.ledgers = Ledgers(
+            client, owner, namespace=OPERATOR.namespace, release="gpumonitor", clock=lambda: self.now
+        )
         self.reconciler = Reconciler(
             workloads=self.workloads,
             namespaces=self.namespaces,
@@ -51,6 +57,7 @@ class Life:
             recorder=self.recorder,
             settings=settings,
             limits=DiagnosisLimits(),
+            ledgers=self.ledgers,
             clock=lambda: self.now,
         )
         self.reconciler.listed_kinds = set(JobKind)
@@ -67,6 +74,7 @@ class Life:
         for _ in range(max(1, int(seconds))):
             self.now += 1.0 if seconds else 0.0
             await self.reconciler.tick()
+            await self.ledgers.write(only_due=True)
             for _ in range(15):
                 await asyncio.sleep(0)
             for body in self.api.of("gpumonitors").values():
@@ -120,6 +128,16 @@ class Life:
     def status(self) -> dict[str, Any]:
         return copy.deepcopy(self.monitor.get("status", {}))
 
+    @property
+    def status_writes(self) -> int:
+        return sum(1 for verb, path in self.api.writes if verb == "PATCH" and path.endswith("/status"))
+
+    @property
+    def ledger(self) -> str | None:
+        """The job's ledger, as a ConfigMap keeps it."""
+        held = [item.get("data", {}).get("uid-sft") for item in self.api.of("configmaps").values()]
+        return next((text for text in held if text is not None), None)
+
     def condition(self, kind: str) -> tuple[str, str]:
         (found,) = [item for item in self.status["conditions"] if item["type"] == kind]
         return found["status"], found["reason"]
@@ -138,6 +156,7 @@ async def living(
     api: FakeApi | None = None, start: float = 2000.0, settings: Settings = OPERATOR
 ) -> AsyncIterator[Life]:
     life = Life(api or FakeApi(), start, settings)
+    await life.ledgers.load()
     life.begin()
     try:
         yield life
@@ -500,9 +519,9 @@ async def test_status_is_written_on_change_and_seldom_otherwise() -> None:
         life.job()
         life.pod()
         await life.reporting(30)
-        before = len(life.api.writes)
+        before = life.status_writes
         await life.reporting(300)
-        assert 5 <= len(life.api.writes) - before <= 11, "drift alone is written each 30 s"
+        assert 5 <= life.status_writes - before <= 11, "drift alone is written each 30 s"
 
 
 async def test_a_server_that_fails_is_asked_again_later() -> None:
@@ -528,11 +547,11 @@ async def test_a_namespace_that_is_being_deleted_is_left_alone() -> None:
 
 async def test_an_older_crd_is_named() -> None:
     async with living() as life:
-        life.api.pruned = {"ledger"}
+        life.api.pruned = {"totals"}
         life.job()
         life.pod()
         await life.reporting(60)
-        assert life.writer.counts.pruned_fields == {"status.ledger"}
+        assert life.writer.counts.pruned_fields == {"status.totals"}
         assert life.status["phase"] == "Running"
 
 
@@ -613,6 +632,61 @@ async def test_an_excluded_namespace_gets_no_monitors(settings: Settings) -> Non
         assert life.api.of("gpumonitors") == {}
 
 
+async def test_the_ledger_is_kept_where_nobody_has_to_read_it_and_goes_with_its_job() -> None:
+    async with living() as life:
+        life.job()
+        record = life.pod()
+        await life.reporting(60)
+        assert "ledger" not in life.status
+        kept = ledger_text.read(life.ledger or "")
+        assert kept is not None
+        assert kept.pods[record.uid].totals(gone=False).gpu_seconds > 0
+        assert [path for verb, path in life.api.writes if verb == "PATCH" and "configmaps" in path], "it is kept up"
+        life.job("Succeeded", completionTime=timestamp(life.now))
+        life.workloads.pod_gone(record)
+        await life.run(60)
+        assert life.ledger is None
+
+
+async def test_a_ledger_from_a_version_before_moves_out_of_the_status() -> None:
+    api = FakeApi()
+    async with living(api) as life:
+        life.ledgers.__dict__["_refused"] = True
+        life.job()
+        life.pod()
+        await life.reporting(60, observed=100.0)
+        assert life.status["ledger"], "a controller that may not keep it elsewhere leaves it there"
+        assert life.ledger is None
+        gone = pod("m", SFT)
+        life.workloads.pod_gone(gone)
+        await life.run(60)
+        now = life.now
+    async with living(api, start=now) as again:
+        again.job()
+        again.reconciler.restore()
+        again.reconciler.listening()
+        await again.run(5)
+        workload = again.workloads.get("uid-sft")
+        assert workload is not None
+        assert workload.totals().gpu_seconds == 400.0
+        again.pod(uid="uid-second")
+        await again.run(120)
+        assert "ledger" not in again.status
+        assert again.ledger is not None
+
+
+async def test_a_ledger_whose_job_is_unknown_goes() -> None:
+    api = FakeApi()
+    async with living(api) as life:
+        life.ledgers.put("uid-gone", "text")
+        await life.ledgers.write()
+    async with living(api) as again:
+        assert again.ledgers.get("uid-gone") == "text"
+        again.reconciler.restore()
+        await again.ledgers.write()
+        assert not [item for item in api.of("configmaps").values() if item.get("data")]
+
+
 async def test_a_ledger_that_is_too_long_is_cut_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     async with living() as life:
         life.job()
@@ -626,7 +700,7 @@ async def test_a_ledger_that_is_too_long_is_cut_and_that_is_said_once(caplog: py
             life.workloads.accept(PodIdentity(namespace="train", name=name, uid=uid), item, life.now)
         await life.run(90)
         assert life.status["totals"]["gpuSeconds"] == 9400.0
-        kept = ledger_text.read(life.status["ledger"])
+        kept = ledger_text.read(life.ledger or "")
         assert kept is not None
         assert kept.folded.gpu_seconds == 400.0
         assert 200 < len(kept.pods) < 900
