@@ -118,6 +118,7 @@ class ResourceMonitor:
         self._history_size = history
         self._sink = None if path is None else _Sink(Path(path))
         self._sender = MarkSender(scope=scope) if marks else None
+        self._arguments = {"interval": interval, "path": path, "history": history, "marks": marks, "scope": scope}
         self._warned = False
         self._begin_process()
 
@@ -132,6 +133,10 @@ class ResourceMonitor:
         self._lock = threading.Lock()
         self._stopping: threading.Event | None = None
         self._thread: threading.Thread | None = None
+
+    def __reduce__(self) -> tuple[Callable[..., "ResourceMonitor"], tuple[dict[str, Any]]]:
+        # Ray pickles what a remote function refers to: what arrives is a monitor of the other process.
+        return _make, (self._arguments,)
 
     def _here(self) -> None:
         if os.getpid() != self._pid:
@@ -266,6 +271,10 @@ class ResourceMonitor:
             memory_used_bytes=machine.memory_used_bytes if known else None,
             memory_limit_bytes=machine.memory_total_bytes if known else None,
         )
+
+
+def _make(arguments: dict[str, Any]) -> ResourceMonitor:
+    return ResourceMonitor(**arguments)
 
 
 class _Gpus:

@@ -35,8 +35,10 @@ class Program:
         scope: MarkScope = MarkScope.DRIVER,
         local_rank: int | None = None,
         gpus: Sequence[str] = (),
+        pid: int = 0,
     ) -> None:
         self._process = process
+        self._pid = pid or 1 + int(process, 16) % 30000
         self._scope = scope
         self._local_rank = local_rank
         self._gpus = list(gpus)
@@ -60,7 +62,7 @@ class Program:
             stage=stage,
             t=T + t,
             process=self._process,
-            pid=7,
+            pid=self._pid,
             seq=self._seq,
             span=span,
             begin=begin,
@@ -192,6 +194,13 @@ def test_a_new_driver_ends_what_a_killed_one_left_open() -> None:
     killed, new = Program(), Program("e" * 16)
     book = book_of(killed.begin("update_actor", 0), new.begin("gen", 60))
     assert spans(book, 61) == [("update_actor", 0, 60), ("gen", 60, None)]
+
+
+def test_two_senders_of_one_process_leave_each_other_alone() -> None:
+    """The plugin is in a long stage when the program's own monitor speaks for the first time."""
+    plugin, monitor = Program(pid=7), Program("e" * 16, pid=7)
+    book = book_of(plugin.begin("gen", 0), monitor.point("after_rollout", 60))
+    assert spans(book, 61) == [("gen", 0, None)]
 
 
 def test_a_second_live_driver_gets_its_span_back() -> None:

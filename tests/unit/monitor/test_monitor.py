@@ -5,6 +5,7 @@
 import csv
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -237,6 +238,21 @@ def test_a_forked_child_begins_anew(monitor: ResourceMonitor) -> None:
     assert os.read(read_end, 8) == b"yes"
     os.close(read_end)
     os.close(write_end)
+
+
+def test_a_pickled_monitor_is_a_new_one(monitor: ResourceMonitor, tmp_path: Path) -> None:
+    monitor.collect()
+    original = ResourceMonitor(interval=7, path=tmp_path / "x.csv", history=2, marks=False)
+    copy = pickle.loads(pickle.dumps(original))  # noqa: S301 - our own
+    assert (copy.interval, copy._arguments, copy.metrics) == (7, original._arguments, [])
+    pickle.dumps(monitor)
+
+
+def test_nothing_warns_of_a_socket_left_open(receiver: MarkReceiver) -> None:
+    program = "from verl_gpumonitor import ResourceMonitor\nResourceMonitor().log('x')\n"
+    command = [sys.executable, "-W", "error", "-X", "dev", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "ResourceWarning" not in done.stderr
 
 
 def test_csv_has_a_line_for_each_gpu(monitor: ResourceMonitor, tmp_path: Path, reader: FakeReader) -> None:

@@ -128,7 +128,7 @@ class MarkBook:
         process = self._processes.get(mark.process)
         if process is None:
             for other in self._processes.values():
-                if _same_place(other.mark, mark) and mark.t - other.heard > REPLACED_SECONDS:
+                if _replaces(mark, other.mark) and mark.t - other.heard > REPLACED_SECONDS:
                     _close(other, other.open, mark.t)
             process = self._processes[mark.process] = _Process(mark)
             if len(self._processes) > MAX_PROCESSES:
@@ -239,8 +239,10 @@ def _vouched(processes: Iterable[_Process], now: float) -> tuple[float, float]:
     return min(known_until, max(known_from, now - KEPT_SECONDS)), known_until
 
 
-def _same_place(one: Mark, other: Mark) -> bool:
-    return (one.scope, one.rank, one.local_rank, one.job) == (other.scope, other.rank, other.local_rank, other.job)
+def _replaces(mark: Mark, other: Mark) -> bool:
+    """Say whether a new process has another's place in the job. One process may have several senders."""
+    place = (mark.scope, mark.rank, mark.local_rank, mark.job)
+    return mark.pid != other.pid and place == (other.scope, other.rank, other.local_rank, other.job)
 
 
 def _span(mark: Mark, begin: float) -> _Span:
