@@ -16,20 +16,27 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.openmetrics.exposition import ALLOWUTF8, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from verl_gpumonitor.model.report import StageCount
 from verl_gpumonitor.model.samples import GpuSample, HostSample, ReadingHealth
 from verl_gpumonitor.model.vocabulary import UNKNOWN, GpuState, Ownership
+from verl_gpumonitor.timeline.words import OTHER
 
-from .state import OwnGpu, PodState, gauges, is_fresh, recent_peak
+from .state import OwnGpu, PodState, gauges, is_fresh, is_present, recent_peak, role_now
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _POD: Final = ("namespace", "pod")
 _GPU: Final = (*_POD, "gpu", "uuid", "role")
 _COUNTER: Final = (*_GPU, "stage")
-_MAX_CODES: Final = 16
+_MAX_CODES: Final = 8
 """Xid codes shown for one GPU; the driver knows some 170, a GPU in trouble shows a handful."""
+MAX_STAGES: Final = 16
+"""Pairs of stage and role shown apart: 4 series each. A verl job has some ten; what is first seen after them is shown
+together, as `other`."""
 
 Number = float | int | None
+Pair = tuple[str, str]
+"""Stage and role."""
 
 _GAUGES: Final[tuple[tuple[str, str, Callable[[GpuSample], Number]], ...]] = (
     ("utilization_ratio", "Share of the last sample period in which a kernel was resident.", lambda g: g.utilization),
@@ -53,10 +60,14 @@ _GAUGES: Final[tuple[tuple[str, str, Callable[[GpuSample], Number]], ...]] = (
 )
 """Name after `gpumonitor_gpu_`, help, value of the present sample."""
 
+_STAGE_COUNTERS: Final[tuple[tuple[str, str, Callable[[StageCount], Number]], ...]] = (
+    ("observed_seconds", "Time covered by utilisation samples.", lambda s: s.observed_seconds),
+    ("busy_seconds", "Integral of utilisation over the observed time.", lambda s: s.busy_seconds),
+    ("energy_joules", "Energy since the sidecar's start.", lambda s: s.energy_joules),
+)
+"""By stage: what is settled. The last seconds wait for their stage, a minute at most."""
+
 _COUNTERS: Final[tuple[tuple[str, str, Callable[[OwnGpu], Number]], ...]] = (
-    ("observed_seconds", "Time covered by utilisation samples.", lambda g: g.counters.observed_seconds),
-    ("busy_seconds", "Integral of utilisation over the observed time.", lambda g: g.counters.busy_seconds),
-    ("energy_joules", "Energy since the sidecar's start.", lambda g: g.counters.energy_joules),
     ("pcie_sent_bytes", "Bytes that the GPU sent over PCIe.", lambda g: g.sample.pcie_sent_bytes),
     ("pcie_received_bytes", "Bytes that the GPU received over PCIe.", lambda g: g.sample.pcie_received_bytes),
     ("nvlink_sent_bytes", "Bytes that the GPU sent over NVLink.", lambda g: g.sample.nvlink_sent_bytes),
@@ -118,25 +129,32 @@ class Exports(msgspec.Struct, frozen=True, kw_only=True):
 class StateCollector(Collector):
     """Turns the present state into metric families at each scrape."""
 
-    def __init__(self, current: Callable[[], Exports], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        current: Callable[[], Exports],
+        clock: Callable[[], float] = time.monotonic,
+        unix_clock: Callable[[], float] = time.time,
+    ) -> None:
         self._current = current
         self._clock = clock
+        self._unix_clock = unix_clock
 
     def collect(self) -> Iterable[Metric]:
         """Yield the families; those without a known value have no sample and are left out."""
-        shown, now = self._current(), self._clock()
-        for family in _families(shown, now):
+        for family in _families(self._current(), self._clock(), self._unix_clock()):
             if family.samples:
                 yield family
 
 
-def _families(shown: Exports, now: float) -> Iterable[Metric]:
+def _families(shown: Exports, now: float, now_unix: float) -> Iterable[Metric]:
     yield from _sidecar(shown)
     yield from _availability(shown)
     yield from _collection(shown)
     yield from _reports(shown)
     yield from _host(shown, now)
-    yield from _gpus(shown, now)
+    yield from _stages(shown, now_unix)
+    yield from _gpus(shown, now, now_unix)
+    yield from _gpu_stages(shown)
 
 
 def _gauge(name: str, text: str, labels: Iterable[str], rows: Iterable[tuple[Iterable[str], Number]]) -> Metric:
@@ -252,9 +270,92 @@ _HOST_FRESH_SECONDS: Final = 60.0
 """Host memory is read each 15 s where nothing else is wanted from Ray's agent."""
 
 
-def _gpus(shown: Exports, now: float) -> Iterable[Metric]:
+def _stages(shown: Exports, now_unix: float) -> Iterable[Metric]:
+    """What is known of the pod's stages, and who tells them."""
+    pod, state = _pod(shown), shown.state
+    if not state.started or state.ownership is Ownership.NONE_REQUESTED:
+        return
+    stages, seconds = state.stages, dict[Pair, float]()
+    for (_, stage, role), spent in stages.pod_seconds.items():
+        pair = _shown_as((stage, role), seconds)
+        seconds[pair] = seconds.get(pair, 0.0) + spent
+    yield _counter(
+        "stage_seconds",
+        "Wall time of the pod in a stage.",
+        (*_POD, "stage", "role"),
+        [((*pod, *pair), spent) for pair, spent in seconds.items()],
+    )
+    present = stages.now if is_present(state, now_unix) else None
+    yield _gauge(
+        "stage_info",
+        "The stage that runs now in the pod, or in most of it.",
+        (*_POD, "stage", "role"),
+        [((*pod, present.stage, present.role), 1)] if present else [],
+    )
+    quality = stages.quality
+    yield _gauge(
+        "stage_source_info",
+        "Who tells the stages, and why nobody better does.",
+        (*_POD, "source", "reason"),
+        [((*pod, quality.source, quality.reason or ""), 1)],
+    )
+    yield _counter("steps", "Whole training steps that ended.", _POD, [(pod, quality.steps)])
+
+
+def by_pair(counts: Iterable[StageCount]) -> dict[Pair, StageCount]:
+    """Return a GPU's counters by stage and role, all jobs together, at most `MAX_STAGES` of them.
+
+    Which pairs are shown apart follows from the order in which they were first seen, so that no counter ever falls.
+    """
+    shown: dict[Pair, StageCount] = {}
+    for count in counts:
+        pair = _shown_as((count.stage, count.role), shown)
+        before = shown.get(pair)
+        shown[pair] = count if before is None else _added(before, count)
+    return shown
+
+
+def _shown_as(pair: Pair, shown: Mapping[Pair, object]) -> Pair:
+    return pair if pair in shown or len(shown) < MAX_STAGES - 1 else (OTHER, UNKNOWN)
+
+
+def _added(one: StageCount, other: StageCount) -> StageCount:
+    energies = [count.energy_joules for count in (one, other) if count.energy_joules is not None]
+    peaks = [count.memory_peak_bytes for count in (one, other) if count.memory_peak_bytes is not None]
+    return StageCount(
+        one.stage,
+        one.role,
+        one.observed_seconds + other.observed_seconds,
+        one.busy_seconds + other.busy_seconds,
+        sum(energies) if energies else None,
+        max(peaks, default=None),
+    )
+
+
+def _gpu_stages(shown: Exports) -> Iterable[Metric]:
+    """What each GPU did in each stage."""
+    pairs = [
+        (_place(shown, gpu), pair, count)
+        for gpu in shown.state.gpus
+        for pair, count in by_pair(shown.state.stages.counts.get(gpu.sample.uuid, ())).items()
+    ]
+    for name, text, value in _STAGE_COUNTERS:
+        rows = [((*place, role, stage), value(count)) for place, (stage, role), count in pairs]
+        yield _counter("gpu_" + name, text, _COUNTER, rows)
+    yield _gauge(
+        "gpu_stage_memory_peak_bytes",
+        "Highest memory in use in a stage since the sidecar's start.",
+        _COUNTER,
+        [((*place, role, stage), count.memory_peak_bytes) for place, (stage, role), count in pairs],
+    )
+
+
+def _gpus(shown: Exports, now: float, now_unix: float) -> Iterable[Metric]:
+    """Name, health and what adds up go without a role: they hold whatever the GPU does. Gauges have that of now."""
     state = shown.state
     fresh = [(gpu, gauges(gpu.sample, state, now), _gpu(shown, gpu)) for gpu in state.gpus]
+    roles = [(*_place(shown, gpu), role_now(gpu.sample.uuid, state, now_unix)) for gpu in state.gpus]
+    present = [(gpu, sample, labels) for (gpu, sample, _), labels in zip(fresh, roles, strict=True)]
     yield _gauge(
         "gpu_info",
         "Constants of one of the pod's GPUs.",
@@ -277,24 +378,24 @@ def _gpus(shown: Exports, now: float) -> Iterable[Metric]:
         [((*labels, gpu.sample.state, gpu.sample.error or ""), 1) for gpu, _, labels in fresh],
     )
     for name, text, value in _GAUGES:
-        yield _gauge("gpu_" + name, text, _GPU, [(labels, value(sample)) for _, sample, labels in fresh])
+        yield _gauge("gpu_" + name, text, _GPU, [(labels, value(sample)) for _, sample, labels in present])
     yield _gauge(
         "gpu_throttled",
         "Reasons for which clocks are held down at the moment.",
         (*_GPU, "reason"),
-        [((*labels, reason), 1) for _, sample, labels in fresh for reason in sample.throttled or ()],
+        [((*labels, reason), 1) for _, sample, labels in present for reason in sample.throttled or ()],
     )
     yield _gauge(
         "gpu_memory_peak_bytes",
         "Highest memory in use since the sidecar's start.",
         _GPU,
-        [(labels, gpu.counters.memory_peak_bytes) for gpu, _, labels in fresh],
+        [(labels, gpu.counters.memory_peak_bytes) for gpu, _, labels in present],
     )
     yield _gauge(
         "gpu_memory_recent_peak_bytes",
         "Highest memory in use in the last 60 s.",
         _GPU,
-        [(labels, recent_peak(gpu, sample)) for gpu, sample, labels in fresh],
+        [(labels, recent_peak(gpu, sample)) for gpu, sample, labels in present],
     )
     for name, text, count in _COUNTERS:
         yield _counter("gpu_" + name, text, _COUNTER, [((*labels, UNKNOWN), count(gpu)) for gpu, _, labels in fresh])
@@ -332,9 +433,13 @@ def _pod(shown: Exports) -> tuple[str, ...]:
     return shown.identity.namespace, shown.identity.pod
 
 
-def _gpu(shown: Exports, gpu: OwnGpu) -> tuple[str, ...]:
+def _place(shown: Exports, gpu: OwnGpu) -> tuple[str, ...]:
     index = "" if gpu.sample.index is None else str(gpu.sample.index)
-    return (*_pod(shown), index, gpu.sample.uuid, UNKNOWN)
+    return (*_pod(shown), index, gpu.sample.uuid)
+
+
+def _gpu(shown: Exports, gpu: OwnGpu) -> tuple[str, ...]:
+    return (*_place(shown, gpu), UNKNOWN)
 
 
 def _variable(problem: str) -> str:
@@ -367,10 +472,11 @@ class Page:
         current: Callable[[], Exports],
         *,
         clock: Callable[[], float] = time.monotonic,
+        unix_clock: Callable[[], float] = time.time,
         keep_seconds: float = 1.0,
     ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(StateCollector(current, clock))
+        self._registry.register(StateCollector(current, clock, unix_clock))
         self._clock = clock
         self._keep_seconds = keep_seconds
         self._rendered_at: float | None = None

@@ -33,6 +33,8 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     """None while Ray's agent was never heard, or not for some time."""
     relayed_uuids: tuple[str, ...] | None = None
     """The pod's GPUs as its Ray head names them, heard from the controller; None while nobody does."""
+    marked_uuids: tuple[str, ...] | None = None
+    """Those that marking processes name; None where no marks are received."""
     host: HostSample | None = None
     ray_nodes: tuple[RayNode, ...] = ()
     processes_on: tuple[str, ...] | None = None
@@ -123,6 +125,7 @@ def _decide_ownership(before: Memory, inputs: Inputs, terms: Terms) -> Memory:
         visible=_visible(node),
         ray_agent=[gpu.uuid for gpu in agent.gpus] if agent else None,
         ray_head=inputs.relayed_uuids,
+        marks=inputs.marked_uuids,
         processes=inputs.processes_on,
     )
     return msgspec.structs.replace(before, owned=own_gpus(evidence, before.owned))

@@ -10,15 +10,21 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from verl_gpumonitor.model.report import ReportAnswer
-from verl_gpumonitor.model.samples import NodeSample
-from verl_gpumonitor.model.vocabulary import Ownership, Source
+from verl_gpumonitor.model.samples import HostSample, NodeSample
+from verl_gpumonitor.model.stages import StageWord
+from verl_gpumonitor.model.vocabulary import UNKNOWN, Ownership, Source
 from verl_gpumonitor.reading.host import host_sample
+from verl_gpumonitor.timeline.words import OTHER
 
 from .join import Inputs, Memory, Terms, join
 from .journal import Journal
 from .ray_watch import RayView
-from .state import PodState
+from .stage_watch import StageView
+from .staging import Context, Heard, Staging, word_of
+from .state import ClusterStagesSeen, PodState
 from .urgency import Known, look
 
 HEALTHY_SECONDS = 30.0
@@ -42,6 +48,31 @@ class RayReading(Protocol):
         """Say whether GPU values or names are wanted from Ray, or its host memory alone."""
 
 
+class StageReading(Protocol):
+    """What the loop needs of `stage_watch.StageWatch`."""
+
+    def latest(self) -> StageView:
+        """Return what Ray's State API and the titles said last, at once."""
+
+
+class MarkReading(Protocol):
+    """What the loop needs of `sources.marks.MarkReceiver`. The loop's thread alone uses it."""
+
+    problem: str | None
+
+    def words(self, now_unix: float) -> tuple[StageWord, ...]:
+        """Take in what has arrived, and return what is known of this pod, at once."""
+
+    def cluster_word(self, now_unix: float) -> StageWord:
+        """Return what the driver says of all nodes."""
+
+    def own_uuids(self, now_unix: float) -> tuple[str, ...]:
+        """Return the GPUs that training processes name."""
+
+    def host_sample(self, now_unix: float) -> HostSample | None:
+        """Return the host memory that the program measured."""
+
+
 class Loop:
     """Turned by the main thread alone; `state`, `healthy` and `take_answer` may be used by others."""
 
@@ -51,6 +82,9 @@ class Loop:
         *,
         node: NodeReading | None,
         ray: RayReading | None,
+        stages: StageReading | None = None,
+        marks: MarkReading | None = None,
+        context: Context | None = None,
         shm_path: str = "",
         shared_processes: bool = False,
         journal: Journal,
@@ -58,10 +92,17 @@ class Loop:
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`node` None: the pod asks for no GPU, so none is read. `ray` None: not a Ray pod."""
+        """`node` None: the pod asks for no GPU, so none is read. `ray` None: not a Ray pod.
+
+        `context` None: there are no GPUs whose stages would be of interest.
+        """
         self._terms = terms
         self._node = node
         self._ray = ray
+        self._stages = stages
+        self._marks = marks
+        self._context = context
+        self._staging = None if context is None else Staging(context)
         self._shm_path = shm_path
         self._shared_processes = shared_processes
         self._journal = journal
@@ -72,6 +113,11 @@ class Loop:
         self._known = Known()
         self._said: object = None
         self._relayed_uuids: tuple[str, ...] | None = None
+        self._relayed: StageWord | None = None
+        self._steps_arrived = 0
+        self._told = (OTHER, UNKNOWN)
+        self._cluster_changes = 0
+        self._ending = False
         self._turned_at = clock()
         self.state = PodState(gpus_requested=terms.gpus_requested)
         """The newest picture; replaced as a whole at each turn."""
@@ -94,25 +140,109 @@ class Loop:
         """Take over what the controller says about this pod."""
         if answer.gpu_uuids is not None:
             self._relayed_uuids = tuple(answer.gpu_uuids)
+        if answer.stages is not None:
+            self._relayed = word_of(answer.stages)
+
+    def end(self) -> None:
+        """Make the last turn, which counts all that waited for its stage."""
+        self._ending = True
+        self.turn()
+
+    def take_steps(self, number: int) -> None:
+        """Note that the controller has the steps up to this one; from any thread."""
+        self._steps_arrived = max(self._steps_arrived, number)
 
     def _turn(self, now: float) -> None:
+        now_unix = self._unix_clock()
         view = self._ray.latest() if self._ray else RayView()
         node = self._node.latest() if self._node else NodeSample()
+        marked = self._marked(now_unix)
         inputs = Inputs(
             node=node,
             agent=view.agent,
             relayed_uuids=self._relayed_uuids,
-            host=host_sample(ray=view.agent.host if view.agent else None, shm_path=self._shm_path),
+            marked_uuids=self._marks.own_uuids(now_unix) if self._marks else None,
+            host=host_sample(ray=self._host(view, now_unix), shm_path=self._shm_path),
             ray_nodes=view.nodes,
             processes_on=self._processes_on(node) if self._shared_processes else None,
         )
-        self._memory, self.state = join(self._memory, inputs, terms=self._terms, now=now, now_unix=self._unix_clock())
+        self._memory, state = join(self._memory, inputs, terms=self._terms, now=now, now_unix=now_unix)
+        self.state = self._with_stages(state, view, marked, now=now, now_unix=now_unix)
         if self._ray:
-            self._ray.set_needed(needs_ray(self.state))
+            self._ray.set_needed(needs_ray(self.state) or self._wants_names())
         self._known, news = look(self._known, self.state, now)
-        if news:
+        if self._stage_news() or news:
             self._urgent()
         self._say(self.state)
+
+    def _with_stages(
+        self, state: PodState, view: RayView, marked: tuple[StageWord, ...], *, now: float, now_unix: float
+    ) -> PodState:
+        """Add what is known of stages to the picture. A fault here costs no GPU values."""
+        try:
+            seen = self._stages.latest() if self._stages else StageView()
+            cluster = self._cluster(seen, now_unix)
+            if self._staging is None:
+                return msgspec.structs.replace(state, cluster=cluster)
+            self._staging.forget_steps(self._steps_arrived)
+            heard = Heard(
+                marks=marked,
+                titles=seen.titles,
+                own=seen.own,
+                relayed=self._relayed,
+                agent=view.stages,
+                reason=seen.trouble.reason if seen.trouble else None,
+                message=seen.trouble.message if seen.trouble else None,
+                ask_seconds=seen.ask_seconds,
+            )
+            picture = self._staging.turn(state, heard, now=now, now_unix=now_unix, final=self._ending)
+            return msgspec.structs.replace(state, stages=picture, cluster=cluster)
+        except Exception as error:  # noqa: BLE001 - as for a turn
+            self._journal.state(
+                "staging", "stages are not told, for a fault of ours", kind=type(error).__name__, error=repr(error)
+            )
+            return msgspec.structs.replace(state, stages=self.state.stages)
+
+    def _cluster(self, seen: StageView, now_unix: float) -> ClusterStagesSeen:
+        marks = self._marks.cluster_word(now_unix) if self._marks else None
+        word = seen.cluster
+        return ClusterStagesSeen(
+            marks=marks if marks is not None and marks.known_until > marks.known_from else None,
+            known_from=word.known_from if word else 0.0,
+            known_until=word.known_until if word else 0.0,
+            nodes=word.nodes if word else {},
+            changes=seen.cluster_changes,
+            jobs=seen.jobs,
+        )
+
+    def _marked(self, now_unix: float) -> tuple[StageWord, ...]:
+        """Take marks in. A port that another has is said once, and tried again."""
+        if self._marks is None:
+            return ()
+        words = self._marks.words(now_unix)
+        if self._marks.problem is not None:
+            self._journal.state("marks", "marks cannot be received", error=self._marks.problem)
+        elif words:
+            self._journal.state("marks", "the program marks its stages")
+        return words
+
+    def _host(self, view: RayView, now_unix: float) -> HostSample | None:
+        """Return the job's host memory by Ray's agent, else by the program itself."""
+        if view.agent is not None and view.agent.host is not None:
+            return view.agent.host
+        return self._marks.host_sample(now_unix) if self._marks else None
+
+    def _wants_names(self) -> bool:
+        return self._context is not None
+
+    def _stage_news(self) -> bool:
+        """Say whether another stage runs: in this pod, or, as a head knows, anywhere in its cluster."""
+        changes, before = self.state.cluster.changes, self._cluster_changes
+        self._cluster_changes = changes
+        now = self.state.stages.now
+        shown = self._told if now is None or now.stage in (OTHER, UNKNOWN) else (now.stage, now.role)
+        told, self._told = self._told, shown
+        return changes != before or shown != told
 
     def _processes_on(self, node: NodeSample) -> tuple[str, ...] | None:
         """Return the GPUs with processes of the pod. A pid that is not in our /proc is another namespace's."""

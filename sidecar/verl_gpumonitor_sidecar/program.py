@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts the sidecar together and runs it until SIGTERM.
 
-Threads: this one turns the loop and waits for the signal; the sampler's; one each for Ray, for the reports and for
-/metrics. What blocks is in a thread of its own and may hang: the end of the pod does not wait for it.
+Threads: this one turns the loop and waits for the signal; the sampler's; one each for Ray's agent, for the sources of
+stages, for the reports and for /metrics. What blocks is in a thread of its own and may hang: the end of the pod does
+not wait for it.
 """
 
 import os
@@ -16,19 +17,24 @@ from typing import Final, NoReturn
 from verl_gpumonitor import __version__
 from verl_gpumonitor.model import wiring
 from verl_gpumonitor.model.report import PodRef, RayNode, Report, ReportAnswer
-from verl_gpumonitor.reading.ray_agent import read_agent
+from verl_gpumonitor.reading.fetch import fetch
+from verl_gpumonitor.reading.ray_agent import MAX_ANSWER_BYTES, AgentParser
 from verl_gpumonitor.reading.ray_head import read_nodes
 from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings
+from verl_gpumonitor.stages.sources.ray_agent import AgentStages, RunningNames
 
 from . import endpoint, exporter, settings
 from .channel import Channel
+from .cluster_report import ClusterDue
 from .join import Terms
 from .journal import Journal
-from .loop import Loop
-from .ray_watch import RayWatch
+from .loop import Loop, MarkReading
+from .ray_watch import AgentPage, RayWatch
 from .reporter import Reporter, read_token
-from .reports import NodesDue, Sender, Turn, build
+from .reports import JobsDue, NodesDue, Sender, Turn, build, fit
 from .settings import Settings, SettingsError
+from .stage_watch import StageWatch
+from .staging import Context
 from .state import PodState
 
 FLUSH_SECONDS: Final = 0.7
@@ -36,6 +42,7 @@ FLUSH_SECONDS: Final = 0.7
 CALL_LIMIT_SECONDS: Final = 1.5
 """A call into NVML that takes longer hangs. With the second since the last sample the
 other GPUs are read again before their values are three intervals old."""
+AGENT_LIMIT_SECONDS: Final = 2.0
 PROCESSES_INTERVAL_SECONDS: Final = 5.0
 
 
@@ -125,17 +132,25 @@ class Sidecar:
             version=__version__,
         )
         self._sampler = self._make_sampler()
+        self._stages = self._make_stage_watch()
         self._ray = self._make_ray_watch()
         self._loop = Loop(
             Terms(gpus_requested=found.gpus_requested, sample_interval_seconds=found.sample_interval_seconds),
             node=self._sampler,
             ray=self._ray,
+            stages=self._stages,
+            marks=self._make_marks(),
+            context=self._context(),
             shm_path=found.shm_path,
             shared_processes=found.shared_processes,
             journal=journal,
             urgent=self._hurry,
         )
         self._nodes_due = NodesDue()
+        self._jobs_due = JobsDue()
+        self._cluster_due = ClusterDue()
+        self._steps_arrived = 0
+        self._sent: Report | None = None
         self._reporter = self._make_reporter()
         self._page = exporter.Page(self._exports, keep_seconds=min(1.0, self._interval_seconds))
 
@@ -143,7 +158,7 @@ class Sidecar:
         """Start the parts, turn the loop until a signal comes, then report a last time and exit."""
         self._journal.event("started", pod=self._settings.pod_name, version=__version__, start_id=self._sender.start_id)
         serve(self._settings.metrics_port, self._page, healthy=self._loop.healthy, journal=self._journal)
-        for part in (self._sampler, self._ray, self._reporter):
+        for part in (self._sampler, self._ray, self._stages, self._reporter):
             if part is not None:
                 part.start()
         while signal.sigtimedwait(signals, self._interval_seconds) is None:
@@ -151,7 +166,7 @@ class Sidecar:
         self._end()
 
     def _end(self) -> NoReturn:
-        self._loop.turn()
+        self._loop.end()
         delivered = self._reporter.flush(FLUSH_SECONDS) if self._reporter else None
         self._journal.event("ended", final_report_ended=delivered)
         os._exit(0)  # Not sys.exit: that would wait for threads, one of which may hang in the driver.
@@ -174,10 +189,43 @@ class Sidecar:
         if agent_url is None and head_url is None:
             return None
         return RayWatch(
-            read_agent=(lambda: read_agent(agent_url)) if agent_url else None,
+            read_agent=(lambda: read_page(agent_url)) if agent_url else None,
             read_nodes=(lambda: ray_nodes(head_url)) if head_url else None,
+            stages=AgentStages() if self._settings.gpus_requested else None,
             journal=self._journal,
         )
+
+    def _make_stage_watch(self) -> StageWatch | None:
+        """What a sidecar does not ask is not loaded either: on a worker that is all of the State API."""
+        found = self._settings
+        state = jobs = titles = None
+        if found.ray_head_url:
+            from verl_gpumonitor.stages.sources.ray_jobs import RayJobs
+            from verl_gpumonitor.stages.sources.ray_state import RayState
+
+            jobs = RayJobs(found.ray_head_url)
+            state = RayState(found.ray_head_url, jobs=jobs)
+        if found.shared_processes and found.gpus_requested:
+            from verl_gpumonitor.stages.sources.titles import Titles
+
+            titles = Titles()
+        if state is None and titles is None:
+            return None
+        own_ip = found.pod_ip if found.gpus_requested and found.pod_ip else None
+        return StageWatch(state=state, jobs=jobs, titles=titles, own_ip=own_ip, journal=self._journal)
+
+    def _make_marks(self) -> MarkReading | None:
+        if self._settings.own_marks_port is None:
+            return None
+        from verl_gpumonitor.stages.sources.marks import MarkReceiver
+
+        return MarkReceiver(self._settings.own_marks_port)
+
+    def _context(self) -> Context | None:
+        """A pod without GPUs has no stages of its own."""
+        if self._settings.gpus_requested == 0:
+            return None
+        return Context(ray_node_type=self._settings.ray_node_type, started_unix=self._sender.started_unix)
 
     def _make_reporter(self) -> Reporter | None:
         report = self._settings.report
@@ -199,23 +247,33 @@ class Sidecar:
             self._reporter.hurry()
 
     def _answered(self, answer: ReportAnswer) -> None:
-        self._nodes_due.arrived(time.monotonic())
+        now, sent = time.monotonic(), self._sent
+        self._nodes_due.arrived(now)
+        self._jobs_due.arrived(now)
+        if sent is not None:
+            self._cluster_due.arrived(sent.cluster_stages)
+            self._steps_arrived = max([self._steps_arrived, *(step.number for step in sent.steps)])
+            self._loop.take_steps(self._steps_arrived)
         self._loop.take_answer(answer)
 
     def _report(self, sequence: int, dropped: int, final: bool) -> Report | None:
         state = self._loop.state
         if not state.started and not final:
             return None
-        now = time.monotonic()
+        now, now_unix = time.monotonic(), time.time()
         turn = Turn(
             sequence=sequence,
             now=now,
-            now_unix=time.time(),
+            now_unix=now_unix,
             final=final,
             dropped_reports=dropped,
             ray_nodes=self._nodes_due.take(state.ray_nodes, now),
+            ray_jobs=self._jobs_due.take(state.cluster.jobs, now),
+            cluster_stages=self._cluster_due.take(state.cluster, [n.node_ip for n in state.ray_nodes], now_unix),
+            steps_arrived=self._steps_arrived,
         )
-        return build(self._sender, state, turn)
+        self._sent = fit(build(self._sender, state, turn))
+        return self._sent
 
     def _exports(self) -> exporter.Exports:
         return exporter.Exports(
@@ -231,6 +289,18 @@ class Sidecar:
             reports=self._reporter.counts() if self._reporter else exporter.ReportCounts(),
             use=own_use(),
         )
+
+
+def read_page(url: str) -> AgentPage:
+    """Read the agent's page once for all that is wanted of it. Raises FetchError."""
+    parser, names = AgentParser(), RunningNames()
+
+    def take(piece: bytes) -> None:
+        parser.feed(piece)
+        names.feed(piece)
+
+    fetch(url, take, limit_seconds=AGENT_LIMIT_SECONDS, max_bytes=MAX_ANSWER_BYTES)
+    return AgentPage(sample=parser.finish(taken_at=time.monotonic()), names=names.names())
 
 
 def ray_nodes(dashboard_url: str) -> tuple[RayNode, ...]:

@@ -8,12 +8,13 @@ Ray's servers belong to the job: they are asked seldom, briefly, and may be abse
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from verl_gpumonitor.model.report import RayNode
 from verl_gpumonitor.model.samples import RayAgentSample
+from verl_gpumonitor.model.stages import StageWord
 
 from .journal import Journal
 
@@ -28,6 +29,24 @@ KEPT_SECONDS: Final = 45.0
 """What the agent said is forgotten after so long without a further word."""
 
 
+class AgentPage(msgspec.Struct, frozen=True, kw_only=True):
+    """What one page of the agent says."""
+
+    sample: RayAgentSample
+    names: tuple[str, ...] = ()
+    """Titles of processes, and names of tasks that run."""
+
+
+class NamesToStages(Protocol):
+    """What the watch needs of `sources.ray_agent.AgentStages`."""
+
+    def observe(self, at: float, names: tuple[str, ...]) -> bool:
+        """Take the names of a page; say whether anything began or ended."""
+
+    def word(self, now_unix: float) -> StageWord:
+        """Return the word on the pod."""
+
+
 class RayView(msgspec.Struct, frozen=True, kw_only=True):
     """What Ray said last."""
 
@@ -36,6 +55,8 @@ class RayView(msgspec.Struct, frozen=True, kw_only=True):
     agent_at: float | None = None
     nodes: tuple[RayNode, ...] = ()
     """GPUs of the cluster's nodes, on the head alone."""
+    stages: StageWord | None = None
+    """What runs in this pod, by the agent. It tells itself up to when it holds."""
 
 
 class RayWatch:
@@ -44,16 +65,25 @@ class RayWatch:
     def __init__(
         self,
         *,
-        read_agent: Callable[[], RayAgentSample] | None,
+        read_agent: Callable[[], AgentPage] | None,
         read_nodes: Callable[[], tuple[RayNode, ...]] | None,
+        stages: NamesToStages | None = None,
+        changed: Callable[[], None] = lambda: None,
         journal: Journal,
         clock: Callable[[], float] = time.monotonic,
+        unix_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Start nothing yet. The two readers may block for some seconds and raise anything; None: not asked."""
+        """Start nothing yet. The two readers may block for some seconds and raise anything; None: not asked.
+
+        `stages` None: what runs is of no interest. `changed` is called when something else runs by the agent's page.
+        """
         self._read_agent = read_agent
         self._read_nodes = read_nodes
+        self._stages = stages
+        self._changed = changed
         self._journal = journal
         self._clock = clock
+        self._unix_clock = unix_clock
         self._view = RayView()
         self._needed = True
         self._wake = threading.Event()
@@ -69,7 +99,7 @@ class RayWatch:
         """Return what Ray said last; from any thread."""
         view = self._view
         if view.agent_at is not None and self._clock() - view.agent_at > KEPT_SECONDS:
-            return RayView(nodes=view.nodes)
+            return RayView(nodes=view.nodes, stages=view.stages)
         return view
 
     def set_needed(self, needed: bool) -> None:
@@ -101,14 +131,24 @@ class RayWatch:
             self._ask_nodes(self._read_nodes)
             self._nodes_due = self._clock() + self._nodes_wait
 
-    def _ask_agent(self, read: Callable[[], RayAgentSample]) -> None:
+    def _ask_agent(self, read: Callable[[], AgentPage]) -> None:
         try:
-            sample = read()
+            page = read()
+            stages = self._stage_word(page.names)
         except Exception as error:  # noqa: BLE001 - the agent is the job's; nothing that it says may end this thread
             self._journal.state("ray agent", "Ray's agent does not answer", kind=type(error).__name__, error=str(error))
             return
-        self._view = RayView(agent=sample, agent_at=self._clock(), nodes=self._view.nodes)
+        sample = page.sample
+        self._view = RayView(agent=sample, agent_at=self._clock(), nodes=self._view.nodes, stages=stages)
         self._journal.state("ray agent", "Ray's agent answers", gpus=len(sample.gpus) + len(sample.unnamed_gpus))
+
+    def _stage_word(self, names: tuple[str, ...]) -> StageWord | None:
+        if self._stages is None:
+            return None
+        now = self._unix_clock()
+        if self._stages.observe(now, names):
+            self._changed()
+        return self._stages.word(now)
 
     def _ask_nodes(self, read: Callable[[], tuple[RayNode, ...]]) -> None:
         self._nodes_wait = min(NODES_SECONDS, self._nodes_wait * 2)

@@ -6,30 +6,46 @@ The controller refuses a report as a whole when one value breaks its bound, so a
 """
 
 import math
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from verl_gpumonitor.model.report import (
     MAX_BYTES,
     MAX_GPUS,
+    MAX_REPORT_BYTES,
+    MAX_STAGES,
     REPORT_FORMAT,
+    ClusterStages,
     CollectionReport,
     GpuReport,
     HostReport,
     PodRef,
+    RayJobInfo,
     RayNode,
     Report,
+    StageNow,
+    StepGpu,
+    StepReport,
+    StepStage,
+    encode,
 )
 from verl_gpumonitor.model.samples import HostSample
+from verl_gpumonitor.timeline.steps import Step
 
-from .state import OwnGpu, PodState, gauges, recent_peak
+from .state import OwnGpu, PodState, gauges, is_present, recent_peak
 
 NODES_AGAIN_SECONDS: Final = 60.0
 """A controller that was restarted has forgotten the nodes; it hears them again after so long."""
+_MAX_STEPS: Final = 16
+_MAX_RAY_JOBS: Final = 16
 _MAX_RAY_NODES: Final = 4096
 _MAX_NODES_BYTES: Final = 160 * 1024
 """Part of a report that the nodes may take: some 400 of 8 GPUs. Those beyond are not named."""
+
+
+T = TypeVar("T")
 
 
 class Sender(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,26 +67,38 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     final: bool = False
     dropped_reports: int = 0
     ray_nodes: tuple[RayNode, ...] = ()
+    ray_jobs: tuple[RayJobInfo, ...] = ()
+    cluster_stages: ClusterStages | None = None
+    steps_arrived: int = 0
+    """Steps up to this number are with the controller."""
 
 
-class NodesDue:
-    """Which reports of a Ray head carry the nodes' GPUs: when they changed, until that arrived, and then each 60 s."""
+class Due(Generic[T]):
+    """Which reports carry a list that seldom changes: when it changed, until that arrived, and then each 60 s."""
 
     def __init__(self) -> None:
-        self._sent: tuple[RayNode, ...] = ()
-        self._arrived: tuple[RayNode, ...] = ()
+        self._sent: tuple[T, ...] = ()
+        self._arrived: tuple[T, ...] = ()
         self._arrived_at: float | None = None
 
-    def take(self, nodes: tuple[RayNode, ...], now: float) -> tuple[RayNode, ...]:
+    def take(self, items: tuple[T, ...], now: float) -> tuple[T, ...]:
         """Return what the next report carries."""
         current = self._arrived_at is not None and now - self._arrived_at < NODES_AGAIN_SECONDS
-        self._sent = () if current and nodes == self._arrived else nodes
+        self._sent = () if current and items == self._arrived else items
         return self._sent
 
     def arrived(self, now: float) -> None:
         """Note that the last report was accepted."""
         if self._sent:
             self._arrived, self._arrived_at = self._sent, now
+
+
+class NodesDue(Due[RayNode]):
+    """The GPUs of a Ray head's nodes."""
+
+
+class JobsDue(Due[RayJobInfo]):
+    """The jobs of a Ray head."""
 
 
 def build(sender: Sender, state: PodState, turn: Turn) -> Report:
@@ -99,6 +127,70 @@ def build(sender: Sender, state: PodState, turn: Turn) -> Report:
             dropped_reports=turn.dropped_reports,
         ),
         ray_nodes=_fitting(turn.ray_nodes),
+        stage=_stage_now(state, turn),
+        stage_quality=state.stages.quality,
+        steps=_steps(state, turn),
+        cluster_stages=turn.cluster_stages,
+        ray_jobs=list(turn.ray_jobs[:_MAX_RAY_JOBS]),
+    )
+
+
+def fit(report: Report) -> Report:
+    """Return the report without what would make it too large to be taken: steps first, counters never.
+
+    A step, a cluster's stages or a list that is left out now goes with a later report.
+    """
+    smaller = (
+        report,
+        msgspec.structs.replace(report, steps=report.steps[: len(report.steps) // 4]),
+        msgspec.structs.replace(report, steps=[]),
+        msgspec.structs.replace(report, steps=[], cluster_stages=None),
+        msgspec.structs.replace(report, steps=[], cluster_stages=None, ray_jobs=report.ray_jobs[:1]),
+    )
+    bare = msgspec.structs.replace(report, steps=[], cluster_stages=None, ray_jobs=[], ray_nodes=[])
+    return next((fitting for fitting in smaller if len(encode(fitting)) <= MAX_REPORT_BYTES), bare)
+
+
+def _stage_now(state: PodState, turn: Turn) -> StageNow | None:
+    """Return what runs, if that was found a moment ago."""
+    return state.stages.now if is_present(state, turn.now_unix) else None
+
+
+def _steps(state: PodState, turn: Turn) -> list[StepReport]:
+    """Return the oldest of the steps that the controller does not have."""
+    places = {gpu.sample.uuid: place for place, gpu in enumerate(state.gpus[:MAX_GPUS])}
+    new = [step for step in state.stages.steps if step.number > turn.steps_arrived]
+    return [_step(step, places) for step in new[:_MAX_STEPS]]
+
+
+def _step(step: Step, places: Mapping[str, int]) -> StepReport:
+    return StepReport(
+        number=step.number,
+        step=step.step if step.step is not None and step.step >= 0 else None,
+        begin=max(0.0, step.begin),
+        end=max(0.0, step.end),
+        stages=[
+            StepStage(
+                stage=stage.stage,
+                role=stage.role,
+                begin=max(0.0, stage.begin),
+                seconds=stage.seconds,
+                gpus=[
+                    StepGpu(
+                        places[uuid],
+                        totals.observed_seconds,
+                        totals.busy_seconds,
+                        _within(totals.energy_joules, 0.0, 1e15),
+                        _whole(totals.memory_peak_bytes, MAX_BYTES),
+                        _whole(totals.memory_floor_bytes, MAX_BYTES),
+                    )
+                    for uuid, totals in stage.gpus.items()
+                    if uuid in places
+                ],
+            )
+            for stage in step.stages[:MAX_STAGES]
+        ],
+        job=step.job,
     )
 
 
@@ -133,6 +225,7 @@ def _gpu(gpu: OwnGpu, state: PodState, now: float) -> GpuReport:
         observed_seconds=counters.observed_seconds,
         busy_seconds=counters.busy_seconds,
         energy_joules=_within(counters.energy_joules, 0.0, 1e15),
+        stages=list(state.stages.counts.get(sample.uuid, ())[:MAX_STAGES]),
         xid_errors={str(code): count for code, count in counters.xid_errors.items() if 0 <= code <= 99_999},
     )
 

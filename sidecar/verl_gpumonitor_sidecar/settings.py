@@ -21,6 +21,9 @@ _PEM: Final = "-----BEGIN CERTIFICATE-----"
 ENV_TOKEN_FILE: Final = "GPUMON_REPORT_TOKEN_FILE"  # noqa: S105 - a name, not a secret
 """Where the token lies when it is not where the admission mounts it: for a sidecar that runs outside a pod."""
 
+ENV_MARKS_PORT: Final = "GPUMON_MARKS_PORT"
+"""Another port for marks than the one that programs know: for several sidecars on one machine. `0`: none."""
+
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
@@ -76,8 +79,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Ray's metrics agent; empty: not asked."""
     ray_dashboard_url: str = _RAY_DASHBOARD_URL
     """Ray's dashboard, asked on the head alone; empty: not asked."""
+    marks_port: Port = wiring.MARKS_PORT
+    """UDP port of the marks, on localhost; 0: none are received."""
     report: ReportSettings | None = None
     """None: no reports, /metrics alone."""
+
+    @property
+    def own_marks_port(self) -> int | None:
+        """Where marks are received; None where they are not.
+
+        A pod with host network, which is told to take any metrics port, shares localhost with other pods' marks.
+        """
+        return self.marks_port if self.marks_port and self.metrics_port else None
 
     @property
     def ray_agent_url(self) -> str | None:
@@ -103,6 +116,7 @@ _VARIABLES: Final = {
     "report_interval_seconds": wiring.ENV_REPORT_INTERVAL,
     "sample_interval_seconds": wiring.ENV_SAMPLE_INTERVAL,
     "metrics_port": wiring.ENV_METRICS_PORT,
+    "marks_port": ENV_MARKS_PORT,
     "ray_metrics_url": wiring.ENV_RAY_METRICS_URL,
     "ray_dashboard_url": wiring.ENV_RAY_DASHBOARD_URL,
 }

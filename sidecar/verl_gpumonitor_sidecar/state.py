@@ -5,14 +5,21 @@
 Times named `…_at` are of the monotonic clock, those named `…_unix` are Unix seconds.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 
-from verl_gpumonitor.model.report import RayNode
+from verl_gpumonitor.model.report import RayJobInfo, RayNode, StageCount, StageNow, StageQuality
 from verl_gpumonitor.model.samples import GpuCounters, GpuSample, HostSample, ReadingHealth
-from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source, UnavailableReason
+from verl_gpumonitor.model.stages import StageInterval, StageWord
+from verl_gpumonitor.model.vocabulary import UNKNOWN, GpuState, Ownership, Source, UnavailableReason
+from verl_gpumonitor.timeline.stages import Key
+from verl_gpumonitor.timeline.steps import Step
 
 FRESH_INTERVALS = 3
 """A value older than so many intervals of its source is no longer shown."""
+PRESENT_SECONDS = 5.0
+"""A stage that was found longer ago is not the present one."""
 
 
 class OwnGpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +29,39 @@ class OwnGpu(msgspec.Struct, frozen=True, kw_only=True):
     counters: GpuCounters
     xid_last_unix: dict[int, float] = {}
     """Xid code -> time of the last one."""
+
+
+class StagePicture(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the pod's stages. Counters are those that are settled; the last minute may be missing."""
+
+    now: StageNow | None = None
+    """What runs; None when nobody can tell."""
+    now_unix: float = 0.0
+    """When that was found."""
+    roles: Mapping[str, str] = {}
+    """UUID -> role that the GPU is in now. One that is not here is in none that is known."""
+    quality: StageQuality = StageQuality()
+    counts: Mapping[str, tuple[StageCount, ...]] = {}
+    """UUID -> counters by stage, in the order in which the stages were first seen."""
+    pod_seconds: Mapping[Key, float] = {}
+    """Wall time of the pod by (job, stage, role), in that order too."""
+    steps: tuple[Step, ...] = ()
+    """Whole steps that were not heard of by the controller, oldest first."""
+
+
+class ClusterStagesSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What this pod knows of the stages of all pods of its Ray cluster: a head, or a pod in which the driver marks."""
+
+    marks: StageWord | None = None
+    """The driver's, good for all nodes."""
+    known_from: float = 0.0
+    known_until: float = 0.0
+    """Span of Ray's State API; empty where it is not asked."""
+    nodes: Mapping[str, tuple[StageInterval, ...]] = {}
+    """By node IP, as the State API says."""
+    changes: int = 0
+    """Rises when another stage runs anywhere."""
+    jobs: tuple[RayJobInfo, ...] = ()
 
 
 class PodState(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +85,8 @@ class PodState(msgspec.Struct, frozen=True, kw_only=True):
     success: bool | None = None
     """Whether the newest attempt to read GPU values succeeded; None before the first, or when none are asked for."""
     ray_nodes: tuple[RayNode, ...] = ()
+    stages: StagePicture = StagePicture()
+    cluster: ClusterStagesSeen = ClusterStagesSeen()
 
     @property
     def started(self) -> bool:
@@ -70,6 +112,16 @@ def gauges(sample: GpuSample, state: PodState, now: float) -> GpuSample:
     if memory:
         kept |= {field: getattr(sample, field) for field in _MEMORY}
     return GpuSample(**kept)
+
+
+def is_present(state: PodState, now_unix: float) -> bool:
+    """Return whether what was found to run may still be shown as the present."""
+    return abs(now_unix - state.stages.now_unix) <= PRESENT_SECONDS
+
+
+def role_now(uuid: str, state: PodState, now_unix: float) -> str:
+    """Return the role that a GPU is in at the moment; `unknown` where that is not known."""
+    return state.stages.roles.get(uuid, UNKNOWN) if is_present(state, now_unix) else UNKNOWN
 
 
 def recent_peak(gpu: OwnGpu, present: GpuSample) -> int | None:

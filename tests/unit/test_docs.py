@@ -74,7 +74,7 @@ def sidecar_metrics() -> dict[str, Series]:
     def broken() -> Any:
         raise ValueError
 
-    pages = (Page(lambda: shown, clock=lambda: sidecar_page.NOW), Page(broken))
+    pages = (Page(lambda: shown, clock=lambda: sidecar_page.NOW, unix_clock=lambda: sidecar_page.UNIX), Page(broken))
     return described(family for page in pages for family in text_string_to_metric_families(page.text().decode()))
 
 

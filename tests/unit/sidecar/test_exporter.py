@@ -5,12 +5,25 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from verl_gpumonitor.model.report import StageCount, StageNow, StageQuality
 from verl_gpumonitor.model.samples import GpuCounters, GpuSample, HostSample, ReadingHealth
+from verl_gpumonitor.model.stages import StageSource
+from verl_gpumonitor.model.vocabulary import STAGES as STAGE_NAMES
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source, UnavailableReason
-from verl_gpumonitor_sidecar.exporter import Exports, Identity, Page, ProcessUse, ReportCounts, plain_text
-from verl_gpumonitor_sidecar.state import OwnGpu, PodState
+from verl_gpumonitor_sidecar.exporter import (
+    MAX_STAGES,
+    Exports,
+    Identity,
+    Page,
+    ProcessUse,
+    ReportCounts,
+    by_pair,
+    plain_text,
+)
+from verl_gpumonitor_sidecar.state import OwnGpu, PodState, StagePicture
 
 NOW = 100.0
+UNIX = 1e9 + NOW
 WHO = Identity(namespace="team", pod='p"0\\', node="n", version="1", start_id="s", started_unix=1e9)
 
 FULL_SAMPLE = GpuSample(
@@ -46,6 +59,19 @@ FULL_COUNTERS = GpuCounters(
 )
 FULL = OwnGpu(sample=FULL_SAMPLE, counters=FULL_COUNTERS, xid_last_unix={code: 1e9 + code for code in range(1, 40)})
 
+STAGES = (
+    StageCount("gen", "rollout", 6.0, 3.0, 2000.0, 75, 60),
+    StageCount("update_actor", "actor", 4.0, 4.0, 3000.0, 50, 20),
+)
+PICTURE = StagePicture(
+    now=StageNow(stage="gen", role="rollout", step=3),
+    now_unix=UNIX,
+    roles={"GPU-a": "rollout"},
+    quality=StageQuality(source=StageSource.RAY_AGENT, resolution_seconds=5.0, reason="HeadSilent", steps=2),
+    counts={"GPU-a": STAGES},
+    pod_seconds={("", "gen", "rollout"): 7.0, ("", "update_actor", "actor"): 4.0},
+)
+
 NAMES = [
     "gpumonitor_collect_duration_seconds",
     "gpumonitor_collect_failures_total",
@@ -71,6 +97,7 @@ NAMES = [
     "gpumonitor_gpu_pcie_sent_bytes_total",
     "gpumonitor_gpu_power_limit_watts",
     "gpumonitor_gpu_power_watts",
+    "gpumonitor_gpu_stage_memory_peak_bytes",
     "gpumonitor_gpu_state_info",
     "gpumonitor_gpu_temperature_celsius",
     "gpumonitor_gpu_throttle_reasons",
@@ -97,6 +124,10 @@ NAMES = [
     "gpumonitor_sidecar_setting_broken",
     "gpumonitor_sidecar_start_time_seconds",
     "gpumonitor_source_info",
+    "gpumonitor_stage_info",
+    "gpumonitor_stage_seconds_total",
+    "gpumonitor_stage_source_info",
+    "gpumonitor_steps_total",
     "gpumonitor_telemetry_available",
     "gpumonitor_unsupported_readings_total",
 ]
@@ -116,6 +147,7 @@ def state(*gpus: OwnGpu, **values: object) -> PodState:
         ),
         "last_success_unix": 1e9,
         "success": True,
+        "stages": PICTURE,
     }
     return PodState(**known | values)  # type: ignore[arg-type]
 
@@ -131,7 +163,7 @@ def everything(shown: PodState) -> Exports:
 
 
 def series(shown: Exports, now: float = NOW) -> dict[str, list[tuple[dict[str, str], float]]]:
-    page = Page(lambda: shown, clock=lambda: now)
+    page = Page(lambda: shown, clock=lambda: now, unix_clock=lambda: 1e9 + now)
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
     for family in text_string_to_metric_families(page.text().decode()):
         for sample in family.samples:
@@ -152,8 +184,50 @@ def test_every_series_carries_the_pod_and_labels_survive_quoting() -> None:
 
 
 def test_a_gpu_has_a_bounded_number_of_series() -> None:
-    rows = [labels for found in series(everything(state(FULL))).values() for labels, _ in found]
+    counts = tuple(StageCount(f"epoch_{number}", "trainer", 1.0, 1.0, 1.0, 1, 1) for number in range(32))
+    picture = StagePicture(counts={"GPU-a": counts})
+    rows = [labels for found in series(everything(state(FULL, stages=picture))).values() for labels, _ in found]
     assert sum("uuid" in labels for labels in rows) <= 120
+
+
+def test_counters_by_stage() -> None:
+    found = series(everything(state(FULL)))
+    by_stage = {
+        name: {(labels["stage"], labels["role"]): value for labels, value in found[f"gpumonitor_gpu_{name}"]}
+        for name in ("observed_seconds_total", "busy_seconds_total", "energy_joules_total", "stage_memory_peak_bytes")
+    }
+    gen, update = ("gen", "rollout"), ("update_actor", "actor")
+    assert by_stage == {
+        "observed_seconds_total": {gen: 6.0, update: 4.0},
+        "busy_seconds_total": {gen: 3.0, update: 4.0},
+        "energy_joules_total": {gen: 2000.0, update: 3000.0},
+        "stage_memory_peak_bytes": {gen: 75, update: 50},
+    }
+    seconds = {(labels["stage"], labels["role"]): value for labels, value in found["gpumonitor_stage_seconds_total"]}
+    assert seconds == {gen: 7.0, update: 4.0}
+    assert found["gpumonitor_steps_total"][0][1] == 2
+
+
+def test_the_present_gauges_carry_the_role_that_runs_and_the_rest_none() -> None:
+    found = series(everything(state(FULL)))
+    assert found["gpumonitor_gpu_utilization_ratio"][0][0]["role"] == "rollout"
+    assert found["gpumonitor_gpu_up"][0][0]["role"] == "unknown"
+    assert found["gpumonitor_stage_info"][0][0]["stage"] == "gen"
+    shown = everything(state(FULL, interval_seconds=10.0))
+    late = series(shown, NOW + 6)
+    assert late["gpumonitor_gpu_utilization_ratio"][0][0]["role"] == "unknown", "found more than 5 s ago"
+    assert "gpumonitor_stage_info" not in late
+
+
+@pytest.mark.parametrize("stages", [STAGE_NAMES, [f"epoch_{number}" for number in range(40)]])
+def test_no_counter_falls_when_stages_are_shown_together(stages: list[str]) -> None:
+    shown: dict[tuple[str, str], float] = {}
+    for known in range(1, len(stages) + 1):
+        counts = [StageCount(stage, "unknown", 1.0 + known, 1.0, None, 1, 1) for stage in stages[:known]]
+        before, shown = shown, {pair: count.observed_seconds for pair, count in by_pair(counts).items()}
+        assert len(shown) <= MAX_STAGES
+        assert all(shown[pair] >= value for pair, value in before.items())
+        assert sum(shown.values()) == pytest.approx(known * (1.0 + known))
 
 
 def test_unknown_is_no_series() -> None:
@@ -163,8 +237,6 @@ def test_unknown_is_no_series() -> None:
         "gpumonitor_gpu_info",
         "gpumonitor_gpu_up",
         "gpumonitor_gpu_state_info",
-        "gpumonitor_gpu_observed_seconds_total",
-        "gpumonitor_gpu_busy_seconds_total",
     }
 
 
@@ -224,7 +296,7 @@ def test_a_lost_gpu_keeps_its_counters_alone() -> None:
     found = series(everything(state(lost)))
     assert found["gpumonitor_gpu_up"][0][1] == 0
     assert found["gpumonitor_gpu_state_info"][0][0]["error"] == "GPU_IS_LOST"
-    assert found["gpumonitor_gpu_busy_seconds_total"][0][1] == 7.0
+    assert [value for _, value in found["gpumonitor_gpu_busy_seconds_total"]] == [3.0, 4.0]
 
 
 def test_the_page_is_rendered_once_a_second() -> None:

@@ -7,19 +7,30 @@ import os
 
 import pytest
 
-from verl_gpumonitor.model.report import ReportAnswer
-from verl_gpumonitor.model.samples import GpuProcess, GpuSample, NodeSample, RayAgentSample, ReadingHealth
+from verl_gpumonitor.model.report import PodStages, RayStage, ReportAnswer
+from verl_gpumonitor.model.samples import (
+    GpuCounters,
+    GpuProcess,
+    GpuSample,
+    HostSample,
+    NodeSample,
+    RayAgentSample,
+    ReadingHealth,
+)
+from verl_gpumonitor.model.stages import StageInterval, StageSource, StageWord
 from verl_gpumonitor.model.vocabulary import Ownership, Source
 from verl_gpumonitor_sidecar.join import Terms
 from verl_gpumonitor_sidecar.journal import Journal
 from verl_gpumonitor_sidecar.loop import Loop
 from verl_gpumonitor_sidecar.ray_watch import RayView
+from verl_gpumonitor_sidecar.stage_watch import StageView
+from verl_gpumonitor_sidecar.staging import Context
 
 
 class World:
     """A node of GPUs, a Ray, and what the loop made of them."""
 
-    def __init__(self, *, requested: int = 1, shared_processes: bool = False) -> None:
+    def __init__(self, *, requested: int = 1, shared_processes: bool = False, context: Context | None = None) -> None:
         self.now = 100.0
         self.node = NodeSample()
         self.view = RayView()
@@ -27,10 +38,15 @@ class World:
         self.urgent = 0
         self.lines: list[dict[str, object]] = []
         self.fault: Exception | None = None
+        self.seen = StageView()
+        self.marks = _Marks()
         self.loop = Loop(
             Terms(gpus_requested=requested),
             node=_Node(self),
             ray=_Ray(self),
+            stages=_Stages(self),
+            marks=self.marks,
+            context=context,
             shared_processes=shared_processes,
             journal=Journal(lambda line: self.lines.append(json.loads(line))),
             urgent=self.hurry,
@@ -76,6 +92,44 @@ class _Ray:
 
     def set_needed(self, needed: bool) -> None:
         self._world.needed.append(needed)
+
+
+class _Stages:
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def latest(self) -> StageView:
+        return self._world.seen
+
+
+class _Marks:
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self.own: tuple[StageWord, ...] = ()
+        self.uuids: tuple[str, ...] = ()
+        self.host: HostSample | None = None
+        self.fault: Exception | None = None
+
+    def words(self, now_unix: float) -> tuple[StageWord, ...]:
+        assert now_unix > 0
+        return self.own
+
+    def cluster_word(self, now_unix: float) -> StageWord:
+        if self.fault:
+            raise self.fault
+        return self.own[0] if self.own else word(now_unix, now_unix)
+
+    def own_uuids(self, now_unix: float) -> tuple[str, ...]:
+        assert now_unix > 0
+        return self.uuids
+
+    def host_sample(self, now_unix: float) -> HostSample | None:
+        assert now_unix > 0
+        return self.host
+
+
+def word(known_from: float, known_until: float, *intervals: StageInterval) -> StageWord:
+    return StageWord(source=StageSource.MARKS, known_from=known_from, known_until=known_until, intervals=intervals)
 
 
 def test_a_turn_publishes_a_picture_and_says_it_once() -> None:
@@ -153,3 +207,105 @@ def test_a_loop_that_does_not_turn_is_not_healthy() -> None:
     assert world.loop.healthy()
     world.now += 1
     assert not world.loop.healthy()
+
+
+# ---- stages ----
+
+WORKER = Context(ray_node_type="worker", started_unix=1e9)
+
+
+def staged(world: World, seconds: int, utilization: float = 0.5) -> None:
+    """Let so many seconds go by."""
+    for _ in range(seconds):
+        world.now += 1
+        observed = world.now - 100.0
+        counters = GpuCounters(observed_seconds=observed, busy_seconds=observed * utilization)
+        world.see(world.gpu("a"))
+        world.node = NodeSample(
+            source=Source.NVML,
+            gpus=world.node.gpus,
+            visible=1,
+            health=world.node.health,
+            counters={"a": counters},
+        )
+        world.loop.turn()
+
+
+def counted(world: World) -> dict[str, float]:
+    return {count.stage: count.observed_seconds for count in world.loop.state.stages.counts["a"]}
+
+
+def test_seconds_are_counted_by_stage_when_the_head_has_spoken() -> None:
+    world = World(context=WORKER)
+    staged(world, 10)
+    assert counted(world) == {}
+    begin = 1e9 + 100
+    told = PodStages(
+        source=StageSource.RAY_STATE,
+        known_from=begin,
+        known_until=begin + 8,
+        intervals=[RayStage("gen", "rollout", begin, begin + 6), RayStage("ref", "ref", begin + 6)],
+    )
+    world.loop.take_answer(ReportAnswer(accepted=1, stages=told))
+    world.loop.take_answer(ReportAnswer(accepted=2))
+    staged(world, 1)
+    assert counted(world) == {"gen": pytest.approx(6.0), "ref": pytest.approx(2.0)}
+    world.loop.end()
+    assert sum(counted(world).values()) == pytest.approx(11.0)
+
+
+def test_another_stage_is_news() -> None:
+    world = World(context=WORKER)
+    staged(world, 3)
+    assert world.urgent == 0
+    gen = StageInterval(stage="gen", role="rollout", begin=1e9 + 100)
+    for seconds, intervals, urgent in (
+        (3, (gen,), 1),
+        (3, (), 1),
+        (3, (gen,), 1),
+        (1, (StageInterval(stage="ref", role="ref", begin=1e9 + 105),), 2),
+    ):
+        world.marks.own = (word(1e9 + 100, 1e9 + 300, *intervals),)
+        staged(world, seconds)
+        assert world.urgent == urgent
+
+
+def test_another_stage_in_the_cluster_is_news_for_a_head_without_gpus() -> None:
+    world = World(requested=0)
+    world.loop.turn()
+    world.seen = StageView(cluster_changes=1)
+    world.loop.turn()
+    world.loop.turn()
+    assert world.urgent == 1
+    assert world.loop.state.stages.counts == {}
+
+
+def test_names_are_wanted_from_the_agent_while_stages_are() -> None:
+    world = World(context=WORKER)
+    staged(world, 2)
+    assert world.needed == [True, True]
+
+
+def test_marks_name_the_gpus_and_the_host_memory_where_nobody_better_does() -> None:
+    world = World(context=WORKER)
+    world.marks.uuids = ("b",)
+    world.marks.host = HostSample(taken_at=100.0, memory_used_bytes=7, source="marks")
+    world.see(world.gpu("a"), world.gpu("b"))
+    world.loop.turn()
+    assert world.loop.state.ownership is Ownership.MARKS
+    assert world.loop.state.host == world.marks.host
+
+
+def test_a_port_that_is_taken_is_said_once() -> None:
+    world = World(context=WORKER)
+    world.marks.problem = "UDP 127.0.0.1:9411: Address already in use"
+    staged(world, 5)
+    assert len([line for line in world.lines if line["message"] == "marks cannot be received"]) == 1
+
+
+def test_a_fault_with_stages_costs_no_gpu_values() -> None:
+    world = World(context=WORKER)
+    world.marks.fault = RuntimeError("x")
+    staged(world, 2)
+    assert [own.sample.uuid for own in world.loop.state.gpus] == ["a"]
+    assert len([line for line in world.lines if line["message"] == "stages are not told, for a fault of ours"]) == 1

@@ -4,8 +4,10 @@
 
 from verl_gpumonitor.model.report import RayNode
 from verl_gpumonitor.model.samples import RayAgentSample
+from verl_gpumonitor.model.stages import StageSource
+from verl_gpumonitor.stages.sources.ray_agent import AgentStages
 from verl_gpumonitor_sidecar.journal import Journal
-from verl_gpumonitor_sidecar.ray_watch import RayWatch
+from verl_gpumonitor_sidecar.ray_watch import AgentPage, RayWatch
 
 NODE = RayNode(node_ip="10.0.0.1", gpu_uuids=["GPU-a"])
 
@@ -20,18 +22,26 @@ class World:
         self.asked_agent: list[float] = []
         self.asked_nodes: list[float] = []
         self.lines: list[bytes] = []
+        self.names: tuple[str, ...] = ()
+        self.changes = 0
         self.watch = RayWatch(
             read_agent=self.read_agent,
             read_nodes=self.read_nodes if head else None,
+            stages=AgentStages(),
+            changed=self.change,
             journal=Journal(self.lines.append),
             clock=lambda: self.now,
+            unix_clock=lambda: 1e9 + self.now,
         )
 
-    def read_agent(self) -> RayAgentSample:
+    def change(self) -> None:
+        self.changes += 1
+
+    def read_agent(self) -> AgentPage:
         self.asked_agent.append(self.now)
         if self.fault:
             raise self.fault
-        return RayAgentSample()
+        return AgentPage(sample=RayAgentSample(), names=self.names)
 
     def read_nodes(self) -> tuple[RayNode, ...]:
         self.asked_nodes.append(self.now)
@@ -79,3 +89,20 @@ def test_silence_is_forgotten_and_said_once() -> None:
     world.fault = None
     world.run(6)
     assert world.watch.latest().agent is not None
+
+
+def test_the_agent_tells_the_stages_of_the_pod() -> None:
+    world = World()
+    world.names = ("ray::WorkerDict.actor_rollout_ref_update_actor",)
+    world.run(11)
+    world.names = ("ray::WorkerDict",)
+    world.run(5)
+    word = world.watch.latest().stages
+    assert word is not None
+    assert (word.source, word.known_from, word.known_until) == (StageSource.RAY_AGENT, 1e9, 1e9 + 15)
+    (interval,) = word.intervals
+    assert (interval.stage, interval.role) == ("update_actor", "actor")
+    assert world.changes == 2
+    world.fault = ValueError("garbage")
+    world.run(100)
+    assert world.watch.latest().stages == word, "what it said stays true of that time"

@@ -5,7 +5,7 @@
 import pytest
 
 from verl_gpumonitor.model import wiring
-from verl_gpumonitor_sidecar.settings import Address, SettingsError, load, metrics_port, parse_address
+from verl_gpumonitor_sidecar.settings import ENV_MARKS_PORT, Address, SettingsError, load, metrics_port, parse_address
 
 PEM = "-----BEGIN CERTIFICATE-----\nMA==\n-----END CERTIFICATE-----\n"
 POD = {
@@ -60,6 +60,19 @@ def test_an_empty_ray_url_means_do_not_ask() -> None:
     environ = POD | {wiring.ENV_RAY_NODE_TYPE: "head", wiring.ENV_RAY_METRICS_URL: "", wiring.ENV_RAY_DASHBOARD_URL: ""}
     assert load(environ).ray_agent_url is None
     assert load(environ).ray_head_url is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "port"),
+    [
+        pytest.param({}, 9411, id="the one that programs know"),
+        pytest.param({ENV_MARKS_PORT: "19411"}, 19411, id="another"),
+        pytest.param({ENV_MARKS_PORT: "0"}, None, id="none"),
+        pytest.param({wiring.ENV_METRICS_PORT: "0"}, None, id="localhost is the node's"),
+    ],
+)
+def test_where_marks_are_received(environ: dict[str, str], port: int | None) -> None:
+    assert load(POD | environ).own_marks_port == port
 
 
 def test_a_worker_asks_no_dashboard() -> None:

@@ -1,0 +1,227 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Joins what the sources of stages say with the pod's samples: one turn of the timeline. No I/O, no clock.
+
+Sources, best first: marks of the pod's own processes, titles of its processes, what the head says of it (by marks of
+the driver or by Ray's State API; a head knows itself, others hear it from the controller), Ray's agent in the pod.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from verl_gpumonitor.model.report import PodStages, StageNow, StageQuality
+from verl_gpumonitor.model.stages import StageInterval, StageSource, StageWord
+from verl_gpumonitor.model.vocabulary import UNKNOWN
+from verl_gpumonitor.timeline.stages import StageTimeline
+from verl_gpumonitor.timeline.steps import Steps
+from verl_gpumonitor.timeline.words import OTHER, POD, Own, Voice, present, speaker
+
+from .state import PodState, StagePicture
+
+FIRST_WORD_SECONDS: Final = 60.0
+"""So long after the start the head's silence is no news yet."""
+_RESOLUTION: Final = {
+    StageSource.MARKS: 0.0,
+    StageSource.TITLES: 1.0,
+    StageSource.RAY_STATE: 1.0,
+    StageSource.RAY_AGENT: 5.0,
+}
+_LAST_INTERVALS: Final = 8
+"""So many of a source's newest intervals tell its resolution."""
+
+
+class Heard(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sources said last; None and empty: they said nothing."""
+
+    marks: tuple[StageWord, ...] = ()
+    """Of this pod's own processes, best first."""
+    titles: StageWord | None = None
+    own: StageWord | None = None
+    """On a head: Ray's State API of its own pod."""
+    relayed: StageWord | None = None
+    """What the controller passed on from the head."""
+    agent: StageWord | None = None
+    reason: str | None = None
+    """Why the State API is not in use, or is of less use than it could be; on a head alone."""
+    message: str | None = None
+    ask_seconds: float | None = None
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not change while the sidecar lives."""
+
+    ray_node_type: str = ""
+    """`head`, `worker`, or empty for a pod that is no Ray node."""
+    started_unix: float = 0.0
+
+
+class Staging:
+    """Counters by stage and steps of one pod. One thread uses it."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._timeline = StageTimeline()
+        self._steps = Steps()
+        self._turned_at: float | None = None
+        self._pids: dict[str, frozenset[int]] = {}
+        """UUID -> processes on it, where they are visible."""
+
+    def forget_steps(self, number: int) -> None:
+        """Let go of the steps up to this one: the controller has them."""
+        self._steps.forget(number)
+
+    def turn(self, state: PodState, heard: Heard, *, now: float, now_unix: float, final: bool = False) -> StagePicture:
+        """Take in the newest samples, count what is decided, and return the picture. `now` is monotonic.
+
+        `final`: count all that waits, for nothing comes after.
+        """
+        voices = _voices(heard)
+        owns = self._owns(state, voices)
+        self._observe(state, owns, now=now, now_unix=now_unix)
+        if final:
+            self._steps.take(self._timeline.finish(voices, now=now_unix))
+            self._steps.finish()
+        else:
+            patient = bool(self._context.ray_node_type)
+            self._steps.take(self._timeline.settle(voices, now=now_unix, patient=patient))
+        return StagePicture(
+            now=self._now(voices, now_unix),
+            now_unix=now_unix,
+            roles=_roles(voices, owns, now_unix),
+            quality=self._quality(voices, heard, now_unix),
+            counts={gpu.sample.uuid: self._timeline.gpu_counts(gpu.sample.uuid) for gpu in state.gpus},
+            pod_seconds=self._timeline.pod_seconds(),
+            steps=self._steps.kept,
+        )
+
+    def _observe(self, state: PodState, owns: Mapping[str, Own], *, now: float, now_unix: float) -> None:
+        if self._turned_at is not None:
+            self._timeline.elapse(now_unix, now - self._turned_at)
+        self._turned_at = now
+        behind = now_unix - now
+        for gpu in state.gpus:
+            counters, taken_at = gpu.counters, gpu.sample.taken_at
+            if taken_at is not None:
+                memory = [(behind + at, used) for at, used in counters.memory_readings]
+                own = owns[gpu.sample.uuid]
+                self._timeline.observe(gpu.sample.uuid, counters, at=behind + taken_at, memory=memory, own=own)
+
+    def _owns(self, state: PodState, voices: Iterable[Voice]) -> dict[str, Own]:
+        """Return which intervals are each GPU's own.
+
+        Ranks are believed to be the GPUs in their order only when they are as many, from 0 on: two pools on one node
+        both count from 0.
+        """
+        for gpu in state.gpus:
+            if gpu.sample.processes is not None:
+                self._pids[gpu.sample.uuid] = frozenset(process.pid for process in gpu.sample.processes)
+        ranks = {each.local_rank for voice in voices for each in voice.word.intervals} - {None}
+        ranked = bool(ranks) and ranks == set(range(len(state.gpus)))
+        if not ranked and not self._pids:
+            return {gpu.sample.uuid: POD for gpu in state.gpus}
+        return {
+            gpu.sample.uuid: self._own(gpu.sample.uuid, place if ranked else None)
+            for place, gpu in enumerate(state.gpus)
+        }
+
+    def _own(self, uuid: str, rank: int | None) -> Own:
+        others = frozenset[int]().union(*(pids for other, pids in self._pids.items() if other != uuid))
+        return Own(local_rank=rank, pids=self._pids.get(uuid), other_pids=others)
+
+    def _now(self, voices: list[Voice], now_unix: float) -> StageNow | None:
+        found = present(voices, now_unix)
+        if found is None:
+            return None
+        _, interval = found
+        step = self._steps.running
+        if interval is None:
+            return StageNow(stage=OTHER, role=UNKNOWN, step=step)
+        return StageNow(
+            stage=interval.stage[:64] or OTHER,
+            role=interval.role[:64] or UNKNOWN,
+            since=max(0.0, interval.begin),
+            step=step if interval.step is None else max(0, interval.step),
+            job=interval.job[:128],
+        )
+
+    def _quality(self, voices: list[Voice], heard: Heard, now_unix: float) -> StageQuality:
+        word = speaker(voices, now_unix)
+        source = StageSource.NONE if word is None else word.source
+        reason, message = heard.reason, heard.message
+        if reason is None and source in (StageSource.NONE, StageSource.RAY_AGENT):
+            reason, message = self._why(source, now_unix)
+        return StageQuality(
+            source=source,
+            resolution_seconds=None if word is None else _resolution(word),
+            reason=reason[:64] if reason else None,
+            message=message[:512] if message else None,
+            ask_seconds=None if heard.ask_seconds is None else min(3600.0, heard.ask_seconds),
+            steps=self._steps.ended,
+        )
+
+    def _why(self, source: StageSource, now_unix: float) -> tuple[str | None, str | None]:
+        """Say why nobody better tells the stages of this pod; None while it may be about to be told."""
+        if self._context.ray_node_type == "":
+            return "NoSource", _NO_SOURCE
+        if self._context.ray_node_type == "head" or now_unix - self._context.started_unix < FIRST_WORD_SECONDS:
+            return None, None
+        return "HeadSilent", _HEAD_SILENT if source is StageSource.RAY_AGENT else _ALL_SILENT
+
+
+_NO_SOURCE: Final = (
+    "nothing tells the stages of a pod that is no Ray node: install verl-gpumonitor in its image and mark them, "
+    "by gpumonitor's ResourceMonitor or verl's own plugin hook"
+)
+_HEAD_SILENT: Final = (
+    "stages come from this pod's own Ray agent, each 5 s: no word comes from the Ray head, whose sidecar would ask the "
+    "State API"
+)
+_ALL_SILENT: Final = "neither this pod's Ray agent nor the sidecar of the Ray head tells stages"
+
+
+def word_of(said: PodStages) -> StageWord:
+    """Return what the controller passed on as a word of the timeline."""
+    return StageWord(
+        source=said.source,
+        known_from=said.known_from,
+        known_until=said.known_until,
+        intervals=tuple(
+            StageInterval(
+                stage=each.stage,
+                role=each.role,
+                begin=each.begin,
+                end=each.end,
+                local_rank=each.local_rank,
+                step=each.step,
+                job=each.job,
+                resolution_seconds=each.resolution_seconds,
+            )
+            for each in said.intervals
+        ),
+    )
+
+
+def _voices(heard: Heard) -> list[Voice]:
+    """Return the sources, best first. What this pod's own processes mark and show is known at once."""
+    relayed = [heard.own] if heard.own is not None and heard.own.known_until > heard.own.known_from else [heard.relayed]
+    marked = [word for word in relayed if word is not None and word.source is StageSource.MARKS]
+    asked = [word for word in relayed if word is not None and word.source is not StageSource.MARKS]
+    late = [*marked, heard.titles, *asked, heard.agent]
+    return [Voice(word, late=False) for word in heard.marks] + [Voice(word) for word in late if word is not None]
+
+
+def _roles(voices: list[Voice], owns: Mapping[str, Own], now_unix: float) -> dict[str, str]:
+    """Return the role that each GPU is in now, as far as it is known."""
+    by_own: dict[Own, str] = {}
+    for own in set(owns.values()):
+        found = present(voices, now_unix, own)
+        if found is not None:
+            by_own[own] = UNKNOWN if found[1] is None else found[1].role[:64]
+    return {uuid: by_own[own] for uuid, own in owns.items() if own in by_own}
+
+
+def _resolution(word: StageWord) -> float:
+    newest = [each.resolution_seconds for each in word.intervals[-_LAST_INTERVALS:]]
+    return min(3600.0, max(newest, default=_RESOLUTION.get(word.source, 0.0)))
