@@ -12,14 +12,19 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from verl_gpumonitor.model.vocabulary import ROLES, STAGES, UNKNOWN
+
 from .certificates import CertificateState
 from .events import EventRecorder
 from .lease import Lease
 from .pods import PodStore
 from .reconciler import Entry, Reconciler, phase_of
-from .status import mean_utilization
+from .stages import by_pair
+from .status import Picture, mean_utilization
+from .steps import Pair
 from .sweep import SweepState
 from .telemetry import Seen
+from .totals import OTHER, StageSum, StageSums
 from .watch import WatchState
 from .workloads import Workload
 from .writer import StatusWriter
@@ -57,6 +62,7 @@ class ControllerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
         yield from _workloads(self._parts.reconciler)
+        yield from _stages(self._parts.reconciler)
         yield from self._own()
         yield from self._writes()
         yield from self._events()
@@ -167,6 +173,67 @@ def _of_picture(workload: Workload, entry: Entry, key: list[str], families: tupl
     peaks = [gpu.peak.ratio for gpu in picture.gpus if gpu.reported and gpu.peak is not None]
     if peaks:
         peak.add_metric(key, max(peaks))
+
+
+def _stages(reconciler: Reconciler) -> Iterator[Metric]:
+    labels = (*KEY, "stage", "role")
+    seconds = CounterMetricFamily(
+        "gpumonitor_workload_stage_seconds", "GPU time of the workload in each stage.", labels=labels
+    )
+    busy = CounterMetricFamily(
+        "gpumonitor_workload_stage_busy_seconds", "Part of it in which the GPUs were busy.", labels=labels
+    )
+    energy = CounterMetricFamily("gpumonitor_workload_stage_energy_joules", "Energy taken in it.", labels=labels)
+    peak = GaugeMetricFamily(
+        "gpumonitor_workload_stage_memory_peak_ratio", "Peak in it of the GPU nearest to its limit.", labels=labels
+    )
+    now = GaugeMetricFamily("gpumonitor_workload_stage_info", "1 for the stage that runs now.", labels=labels)
+    step = GaugeMetricFamily("gpumonitor_workload_step", "Newest training step.", labels=KEY)
+    pace = GaugeMetricFamily("gpumonitor_workload_step_seconds", "Mean length of the newest steps.", labels=KEY)
+    for workload, entry in reconciler.entries():
+        picture = entry.picture
+        if picture is None:
+            continue
+        key = [workload.job.namespace, workload.job.name, workload.job.kind.value]
+        for pair, sums in known_pairs(picture.totals.stages).items():
+            seconds.add_metric([*key, *pair], sums.observed_seconds)
+            busy.add_metric([*key, *pair], sums.busy_seconds)
+            if sums.energy_joules is not None:
+                energy.add_metric([*key, *pair], sums.energy_joules)
+            if sums.peak is not None:
+                peak.add_metric([*key, *pair], sums.peak.ratio)
+        _progress(picture, key, (now, step, pace))
+    yield from (seconds, busy, energy, peak, now, step, pace)
+
+
+def _progress(picture: Picture, key: list[str], families: tuple[GaugeMetricFamily, ...]) -> None:
+    now, step, pace = families
+    view = picture.stages
+    if view.step is not None:
+        step.add_metric(key, view.step)
+    if picture.ended:
+        return
+    if view.stage is not None and view.role is not None:
+        now.add_metric([*key, *_known((view.stage, view.role))], 1.0)
+    if view.seconds_per_step is not None:
+        pace.add_metric(key, view.seconds_per_step)
+
+
+def known_pairs(sums: StageSums) -> dict[Pair, StageSum]:
+    """Sum by stage and role, of the words that are known to all: a program's own would be series without end.
+
+    They count as `other`. So a workload has at most some 20 series in each family.
+    """
+    pairs: dict[Pair, StageSum] = {}
+    for pair, value in by_pair(sums).items():
+        known = _known(pair)
+        pairs[known] = pairs[known].plus(value) if known in pairs else value
+    return pairs
+
+
+def _known(pair: Pair) -> Pair:
+    stage, role = pair
+    return (stage if stage in STAGES else OTHER, role if role in ROLES else UNKNOWN)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -14,8 +14,10 @@ import pytest
 from prometheus_client import CollectorRegistry, enable_created_metrics, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.unit.controller.test_reconciler import Life, living
+from tests.unit.controller.builders import GIB
+from tests.unit.controller.test_reconciler import GEN, Life, living
 from tests.unit.test_docs import in_code
+from verl_gpumonitor.model.report import StageCount, StepReport
 from verl_gpumonitor_operator import logs
 from verl_gpumonitor_operator.controller import main
 from verl_gpumonitor_operator.controller.certificates import CertificateState
@@ -54,8 +56,23 @@ NAMES = {
     "gpumonitor_workload_info",
     "gpumonitor_workload_memory_peak_ratio",
     "gpumonitor_workload_pods_unmonitored",
+    "gpumonitor_workload_stage_busy_seconds_total",
+    "gpumonitor_workload_stage_energy_joules_total",
+    "gpumonitor_workload_stage_info",
+    "gpumonitor_workload_stage_memory_peak_ratio",
+    "gpumonitor_workload_stage_seconds_total",
+    "gpumonitor_workload_step",
+    "gpumonitor_workload_step_seconds",
     "gpumonitor_workload_utilization_ratio",
 }
+
+
+COUNTS = [
+    StageCount("gen", "rollout", 60.0, 12.0, 6000.0, 70 * GIB, 20 * GIB),
+    StageCount("epoch_1", "mine", 1.0, 0.5),
+    StageCount("epoch_2", "mine", 2.0, 0.5),
+]
+STEPS = [StepReport(number=1, begin=0.0, end=9.0)]
 
 
 def registry_of(life: Life) -> CollectorRegistry:
@@ -99,13 +116,26 @@ async def test_names() -> None:
         life.writer.counts.pruned_fields = frozenset({"status.x"})
         life.job()
         life.pod()
-        await life.reporting(120, used=(78, 19, 19, 19))
+        await life.reporting(120, used=(78, 19, 19, 19), stage=GEN, stages=COUNTS, steps=STEPS)
         found = scraped(life)
         assert {name for name, _ in found} == NAMES
         finding = {dict(labels)["reason"] for name, labels in found if name == "gpumonitor_workload_finding"}
         assert finding == {"OOMRisk", "Imbalance"}
         kinds = {labels for name, labels in found if name == "gpumonitor_controller_kind_unavailable"}
         assert kinds == {(("kind", "RayJob"), ("reason", "absent")), (("kind", "TrainJob"), ("reason", "forbidden"))}
+
+
+async def test_a_program_may_say_what_it_likes_and_series_are_few() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        await life.reporting(30, stages=COUNTS)
+        seconds = {
+            (dict(labels)["stage"], dict(labels)["role"]): value
+            for (name, labels), value in scraped(life).items()
+            if name == "gpumonitor_workload_stage_seconds_total"
+        }
+        assert seconds == {("gen", "rollout"): 240.0, ("other", "unknown"): 12.0}
 
 
 async def test_unknown_values_have_no_series() -> None:

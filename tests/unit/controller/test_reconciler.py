@@ -15,6 +15,8 @@ import pytest
 from tests.unit.controller.builders import GIB, gpu, gpu_template, identity, metadata, owner_of, pod, report
 from tests.unit.controller.fakeapi import FakeApi
 from verl_gpumonitor.diagnosis import DiagnosisLimits
+from verl_gpumonitor.model.report import StageCount, StageNow, StageQuality
+from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import Severity
 from verl_gpumonitor_operator.controller import ledger_text
 from verl_gpumonitor_operator.controller.documents import Deployment
@@ -97,7 +99,13 @@ class Life:
         return record
 
     def report(
-        self, *, used: tuple[int, ...] = (40, 40, 40, 40), observed: float | None = None, start: str = "start-01"
+        self,
+        *,
+        used: tuple[int, ...] = (40, 40, 40, 40),
+        observed: float | None = None,
+        start: str = "start-01",
+        stages: list[StageCount] | None = None,
+        **more: Any,
     ) -> None:
         self._sequences[start] = self._sequences.get(start, int(self.now)) + 1
         seconds = observed if observed is not None else self.now
@@ -108,10 +116,19 @@ class Life:
                 memory_peak_bytes=gib * GIB,
                 observed_seconds=seconds,
                 busy_seconds=seconds / 2,
+                stages=stages or [],
             )
             for number, gib in enumerate(used)
         ]
-        item = report("m", sequence=self._sequences[start], start_id=start, gpus=gpus, started_at=1.0, sent_at=self.now)
+        item = report(
+            "m",
+            sequence=self._sequences[start],
+            start_id=start,
+            gpus=gpus,
+            started_at=1.0,
+            sent_at=self.now,
+            **more,
+        )
         self.workloads.accept(identity("m"), item, self.now)
 
     async def reporting(self, seconds: float, **more: Any) -> None:
@@ -630,6 +647,67 @@ async def test_an_excluded_namespace_gets_no_monitors(settings: Settings) -> Non
         life.pod(injected=None)
         await life.run(5)
         assert life.api.of("gpumonitors") == {}
+
+
+GEN = StageNow(stage="gen", role="rollout", step=3)
+UPDATE = StageNow(stage="update_actor", role="actor", step=3)
+
+
+async def test_stage_and_step_are_shown_within_ten_seconds_and_no_more_often() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        quality = StageQuality(source=StageSource.RAY_STATE, resolution_seconds=1.0)
+        await life.reporting(30, stage=GEN, stage_quality=quality)
+        assert (life.status["stage"], life.status["role"], life.status["step"]) == ("gen", "rollout", 3)
+        assert life.status["dataQuality"]["stages"] == {"source": "ray-state", "resolutionSeconds": 1.0}
+        before = life.status_writes
+        for number in range(60):
+            life.report(stage=(GEN, UPDATE)[number % 2], stage_quality=quality)
+            await life.run(1)
+        assert 4 <= life.status_writes - before <= 7
+        life.report(stage=UPDATE, stage_quality=quality)
+        await life.run(11)
+        assert life.status["stage"] == "update_actor"
+        await life.run(120)
+        assert "stage" not in life.status, "what was said two minutes ago is not now"
+
+
+async def test_the_table_of_stages_is_shown_and_outlives_a_restart() -> None:
+    api = FakeApi()
+    counts = [StageCount("gen", "rollout", 60.0, 12.0, 60 * 300.0, 70 * GIB, 20 * GIB)]
+    async with living(api) as life:
+        life.job()
+        life.pod()
+        await life.reporting(60, stages=counts)
+        assert life.status["stageTable"][1].split() == ["gen", "rollout", "100%", "-", "20%", "88%", "300W"]
+        assert life.status["stages"][0]["seconds"] == 240.0
+        life.workloads.pod_gone(pod("m", SFT))
+        await life.run(45)
+        now = life.now
+    async with living(api, start=now) as again:
+        again.job()
+        again.reconciler.restore()
+        again.reconciler.listening()
+        again.workloads.pod_seen(pod("m", SFT, uid="uid-second"))
+        await again.run(60)
+        assert again.status["stages"][0]["seconds"] == 240.0
+
+
+async def test_a_new_phase_is_written_at_once() -> None:
+    async with living() as life:
+        life.job(None)
+        life.pod()
+        await life.run(15)
+        assert life.status["phase"] == "Pending"
+        life.report()
+        await life.run(1)
+        life.job("Running")
+        await life.run(2)
+        assert life.status["phase"] == "Running"
+        life.job("Failed", completionTime=timestamp(life.now))
+        await life.run(2)
+        assert life.status["phase"] == "Failed"
 
 
 async def test_the_ledger_is_kept_where_nobody_has_to_read_it_and_goes_with_its_job() -> None:
