@@ -1,0 +1,64 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""The pages in a real Chromium: on a desk and on a phone, by day and by night, without a word on the console."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, sync_playwright
+
+from tests.unit.cli import logs
+from tests.unit.cli.test_reports import gpumon
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """The distribution's own Chromium."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert program, "no Chromium here: `make setup` installs it on Debian"
+    with sync_playwright() as playwright:
+        # Without a sandbox, since the tests may run as root; the pages are our own.
+        found = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A report and a comparison."""
+    folder = tmp_path_factory.mktemp("pages")
+    before, after = str(logs.before(folder)), str(logs.after(folder))
+    gpumon("report", before, "-o", str(folder / "report.html"))
+    gpumon("compare", before, after, "-o", str(folder / "compare.html"))
+    return {"report": folder / "report.html", "compare": folder / "compare.html"}
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"),
+    [
+        pytest.param("report", 1200, "light", id="a report on a desk"),
+        pytest.param("report", 380, "dark", id="a report on a phone at night"),
+        pytest.param("compare", 380, "light", id="a comparison on a phone"),
+    ],
+)
+def test_a_page_is_readable_and_quiet(
+    browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: Literal["light", "dark"]
+) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: None if request.url.startswith("file:") else said.append(request.url))
+    page.goto(pages[name].as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, "the page is wider than the screen"
+    # Contrast, labels, order of headings: what the rules of WCAG say.
+    violations = Axe().run(page).response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"]) for one in violations] == []
+    assert page.locator("figure svg").count() > 3
+    assert said == []
+    context.close()
