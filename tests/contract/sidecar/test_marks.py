@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""From verl's own timers to the sidecar's counters: a program of verl's shape with our plugin, in the pod of a sidecar."""
+"""From verl's own timers to the sidecar's counters: a program of verl's shape, with our plugin, beside a sidecar."""
 
 import os
 import socket
