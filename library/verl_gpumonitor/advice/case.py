@@ -3,9 +3,9 @@
 """One finding of one job, as the advisors look at it: its figures, and the way to word a change. Pure."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
-
-import msgspec
 
 from verl_gpumonitor.model.findings import Advice, Finding
 
@@ -28,13 +28,14 @@ Found = Iterator[Advice | None]
 """What an advisor yields: the best first; None where a change was weighed and refused."""
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Case:
     """A finding and its job."""
 
     finding: Finding
     context: Context
 
-    @property
+    @cached_property
     def config(self) -> Config:
         """The settings in effect."""
         return self.context.config

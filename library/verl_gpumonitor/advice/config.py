@@ -8,9 +8,9 @@ user's own may have changed the default. `null` is None too: a setting without a
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
-
-import msgspec
 
 from .catalogue import FSDP, MEGATRON, Entry, entry
 from .settings import Launch
@@ -27,23 +27,25 @@ _BILLIONS: Final = re.compile(r"(?<![A-Za-z0-9.])(\d{1,4}(?:\.\d{1,3})?)[bB](?![
 _OWN_DEFAULTS: Final = frozenset({None, "ppo_trainer", "ppo_megatron_trainer"})
 _PPO: Final = frozenset({"verl.trainer.main_ppo", "verl.trainer.main_ppo_sync"})
 _MAX_FOLLOWED: Final = 4
+_NULL: Final = frozenset({"null", "none", "~", ""})
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of one job under one release of verl."""
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Settings of one job under one release of verl. What follows from them is worked out once."""
 
-    launch: Launch = Launch()
-    versions: VersionRange = VersionRange()
-    changes: Mapping[str, str] = {}
+    launch: Launch
+    versions: VersionRange
+    changes: Mapping[str, str] = field(default_factory=dict)
     """Values that are weighed in place of the present ones."""
 
     def changed(self, changes: Mapping[str, str]) -> "Config":
         """Return the settings as they would be with these values."""
-        return msgspec.structs.replace(self, changes={**self.changes, **changes})
+        return replace(self, changes={**self.changes, **changes})
 
     # What there is.
 
-    @property
+    @cached_property
     def ppo(self) -> bool | None:
         """Whether it is verl's PPO trainer (GRPO and others are run by it); None if that is not known."""
         module = self.launch.module
@@ -51,13 +53,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             return True
         return None if module is None or module.startswith(("verl.experimental.", "recipe.")) else False
 
-    @property
+    @cached_property
     def defaults_hold(self) -> bool:
         """Whether what the command line does not say has verl's default."""
         launch = self.launch
         return launch.module in _PPO and launch.config_path is None and launch.config_name in _OWN_DEFAULTS
 
-    @property
+    @cached_property
     def flavour(self) -> str:
         """`fsdp` or `megatron`: their keys differ."""
         launch = self.launch
@@ -68,13 +70,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             return MEGATRON
         return FSDP
 
-    @property
+    @cached_property
     def legacy_workers(self) -> bool:
         """Whether the old worker classes run, which read other keys than the engine workers."""
         disabled = self.launch.overrides.get("trainer.use_legacy_worker_impl") == "disable"
         return not self.versions.since("0.8.0") and not (disabled and self.versions.since("0.7.0"))
 
-    @property
+    @cached_property
     def v1(self) -> bool:
         """Whether the trainers of `trainer/ppo/v1` run, or their preview of 0.8.0."""
         if self.launch.module == "verl.trainer.main_ppo_sync":
@@ -101,13 +103,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     def text(self, key: str) -> str | None:
         """Return the value in effect, as it is written; None if unknown or null."""
-        value = self._raw(key)
-        return None if value is None or value.lower() in ("null", "none", "~", "") else value
+        if key not in self._texts:
+            value = self._raw(key)
+            self._texts[key] = None if value is None or value.lower() in _NULL else value
+        return self._texts[key]
+
+    @cached_property
+    def _texts(self) -> dict[str, str | None]:
+        return {}
 
     def given(self, key: str) -> bool:
         """Whether the command line says it, and not as null."""
         value = self.changes.get(key, self.launch.overrides.get(key))
-        return value is not None and value.lower() not in ("null", "none", "~", "")
+        return value is not None and value.lower() not in _NULL
 
     def integer(self, key: str) -> int | None:
         """Return a whole number; None if unknown or something else."""
@@ -138,19 +146,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     # What follows from several of them.
 
-    @property
+    @cached_property
     def gpus(self) -> int | None:
         """GPUs of the trainer: `trainer.nnodes * trainer.n_gpus_per_node`."""
         nodes, each = self.integer("trainer.nnodes"), self.integer("trainer.n_gpus_per_node")
         return nodes * each if nodes and each and nodes > 0 and each > 0 else None
 
-    @property
+    @cached_property
     def longest(self) -> int | None:
         """Most tokens of one sequence: prompt and response."""
         prompt, response = self.integer("data.max_prompt_length"), self.integer("data.max_response_length")
         return prompt + response if prompt is not None and response is not None else None
 
-    @property
+    @cached_property
     def critic(self) -> bool | None:
         """Whether there is a critic; None if it cannot be known."""
         enabled = self.flag("critic.enable") if self.versions.since("0.6.1") else None
@@ -159,7 +167,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         estimator = self.text("algorithm.adv_estimator")
         return None if estimator is None else estimator == "gae"
 
-    @property
+    @cached_property
     def ref(self) -> bool | None:
         """Whether a reference model is computed; None if it cannot be known."""
         if not self.versions.since("0.4.1"):
@@ -167,12 +175,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         flags = self.flag(f"{A}.use_kl_loss"), self.flag("algorithm.use_kl_in_reward")
         return True if True in flags else None if None in flags else False
 
-    @property
+    @cached_property
     def reward_prefix(self) -> str:
         """Where the reward model's settings are."""
         return "reward.reward_model" if self.versions.since("0.7.1") else "reward_model"
 
-    @property
+    @cached_property
     def reward_model(self) -> bool | None:
         """Whether there is a reward model; None if it cannot be known."""
         old = self.flag("reward_model.enable")
@@ -205,7 +213,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             return ("critic.fsdp.ulysses_sequence_parallel_size",)
         return ("critic.model.fsdp_config.ulysses_sequence_parallel_size", old)
 
-    @property
+    @cached_property
     def parameters(self) -> float | None:
         """Weights of the actor's model, as its path says: 7e9 for `/models/Qwen2.5-7B`; None if it says nothing."""
         found = _BILLIONS.search((self.text(f"{M}.path") or "").rpartition("/")[2])

@@ -8,6 +8,8 @@ names its condition instead.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import msgspec
@@ -27,7 +29,8 @@ OFFLOADS: Final = ("param_offload", "optimizer_offload", "grad_offload", "offloa
 """Last words of keys that move memory of the GPU to that of the host."""
 
 
-class Weighed(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Weighed:
     """A change and what it is held against."""
 
     before: Config
@@ -38,7 +41,7 @@ class Weighed(msgspec.Struct, frozen=True, kw_only=True):
     memory_total_bytes: int | None = None
     """Of the smallest GPU."""
 
-    @property
+    @cached_property
     def after(self) -> Config:
         """The settings with the change."""
         return self.before.changed(self.changes)
