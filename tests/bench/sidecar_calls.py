@@ -6,12 +6,13 @@ One thread, the sidecar's binding and pace; the answers are thrown away. What it
 the binding's, and that of waking up twice a second.
 """
 
+import itertools
 import time
 from contextlib import suppress
 
 import pynvml
 
-from verl_gpumonitor.reading.nvml import _field_values, _memory_v2
+from verl_gpumonitor.reading.nvml import SLOW_SECONDS, _field_values, _memory_v2, _quick_field_values
 
 
 def main() -> None:
@@ -19,14 +20,15 @@ def main() -> None:
     pynvml.nvmlInitWithFlags(0)
     handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
     events = pynvml.nvmlEventSetCreate()
-    while True:
+    for second in itertools.count():
+        is_slow = second % int(SLOW_SECONDS) == 0
         for handle in handles:
             pynvml.nvmlDeviceGetUtilizationRates(handle)
-            pynvml.nvmlDeviceGetPowerUsage(handle)
-            pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+            if is_slow:
+                pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
             pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
             _memory_v2(handle)
-            _field_values(handle)
+            (_field_values if is_slow else _quick_field_values)(handle)
         with suppress(pynvml.NVMLError):  # There is none to be had.
             pynvml.nvmlEventSetWait_v2(events, 0)
         time.sleep(0.5)

@@ -33,7 +33,10 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
     """Index as the reader saw it, for display alone: it is not CUDA's."""
     model: str | None = None
     taken_at: float | None = None
-    """When load, power and temperature were read; None if they never were."""
+    """When load and power were read; None if they never were.
+
+    Temperatures, traffic and memory errors may be 5 s older.
+    """
     utilization: float | None = None
     """Share (0..1) of the last sample period in which a kernel was resident."""
     memory_bandwidth_utilization: float | None = None

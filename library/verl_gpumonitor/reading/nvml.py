@@ -6,8 +6,8 @@ The library is opened once and kept: cycles of init and shutdown have hung drive
 with back-off, when it was not there, or when it says that it lost its driver. A GPU is its UUID: indexes move and
 handles die. Every reading is optional, every number is checked before it leaves.
 
-Calls are what costs here: 7 a GPU and second (load, power, temperature, clocks' event reasons, one for seven field
-values, memory twice), one for events.
+Calls are what costs here: 5 a GPU and second (load, clocks' event reasons, one for field values with power and energy,
+memory twice), one for events. Each 5 s a sixth for temperature, and more field values in the one there is.
 """
 
 import ctypes
@@ -47,6 +47,10 @@ MAX_LOST_SECONDS: Final = 3600.0
 """The time doubles up to this while other GPUs answer,"""
 MAX_DEAD_SECONDS: Final = 600.0
 """and up to this while none does."""
+SLOW_SECONDS: Final = 5.0
+"""Time between two readings of what changes slowly (temperatures), or only ever adds up (traffic, memory errors).
+
+In between the last ones stand; they go with the sample when the GPU does not answer."""
 _MAX_EVENTS: Final = 64
 _SUCCESS: Final = pynvml.NVML_SUCCESS
 _MAX_XID: Final = 99_999
@@ -90,16 +94,28 @@ _CLOCKS_EVENT_REASONS: Final = (
 _MAX_CLOCKS_EVENT_REASONS: Final = 0xFFFF
 """Bits of today end at 0x400; a word with higher ones is garbage."""
 
-_FIELDS: Final[tuple[tuple[int, int, str, Callable[[float], float | None]], ...]] = (
-    (pynvml.NVML_FI_DEV_MEMORY_TEMP, 0, "memory_temperature_celsius", plausible.temperature),
+_POWER: Final = "power_watts"
+_Fields = tuple[tuple[int, int, str, Callable[[float], float | None]], ...]
+_QUICK_FIELDS: Final[_Fields] = (
+    (pynvml.NVML_FI_DEV_POWER_AVERAGE, 0, _POWER, plausible.power_watts),
+    (pynvml.NVML_FI_DEV_POWER_INSTANT, 0, _POWER, plausible.power_watts),
     (pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, 0, "energy_joules", plausible.energy_joules),
+)
+"""Field, scope, name in a sample, check; NVML answers in this order.
+
+Power: as nvmlDeviceGetPowerUsage has it, the mean of a second where the GPU offers that, else (A100 and older) the
+moment's; its own call is for drivers that offer neither.
+"""
+_SLOW_FIELDS: Final[_Fields] = (
+    (pynvml.NVML_FI_DEV_MEMORY_TEMP, 0, "memory_temperature_celsius", plausible.temperature),
     (pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL, 0, "ecc_uncorrected_errors", plausible.counter),
     (pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0, "pcie_sent_bytes", plausible.counter),
     (pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, 0, "pcie_received_bytes", plausible.counter),
     (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS, "nvlink_sent_bytes", plausible.kibibytes),
     (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS, "nvlink_received_bytes", plausible.kibibytes),
 )
-"""Field, scope, name in a sample, check; NVML answers in this order."""
+_SLOW: Final = ("temperature_celsius", *(field for _, _, field, _ in _SLOW_FIELDS))
+"""Names in a sample of all that is read slowly."""
 _FIELD_VALUE: Final = struct.Struct("=24xII8s")
 """nvmlFieldValue_t: (field, scope, time, latency,) type of value, return code, value. Read and written as bytes: the
 binding's own structures run Python at each access, which was half the cost of a pass."""
@@ -107,8 +123,21 @@ _MEMORY_V1: Final = struct.Struct("=Q8xQ")
 """nvmlMemory_t: total, (free,) used."""
 _MEMORY_V2: Final = struct.Struct("=8xQQ8xQ")
 """nvmlMemory_v2_t: (version, padding,) total, reserved, (free,) used."""
-_FIELD_QUESTIONS: Final = b"".join(struct.pack("=II32x", field, scope) for field, scope, _, _ in _FIELDS)
-_FieldValues = ctypes.c_char * len(_FIELD_QUESTIONS)
+
+
+class _Questions:
+    """What one call for field values asks."""
+
+    __slots__ = ("array", "asked", "fields")
+
+    def __init__(self, fields: _Fields) -> None:
+        self.fields = fields
+        self.asked = b"".join(struct.pack("=II32x", field, scope) for field, scope, _, _ in fields)
+        self.array = ctypes.c_char * len(self.asked)
+
+
+_QUICK_QUESTIONS: Final = _Questions(_QUICK_FIELDS)
+_ALL_QUESTIONS: Final = _Questions(_QUICK_FIELDS + _SLOW_FIELDS)
 _FIELD_NOT_OFFERED: Final = NOT_OFFERED | {pynvml.NVML_ERROR_INVALID_ARGUMENT}
 """Drivers answer INVALID_ARGUMENT for the id of a field that they do not know yet."""
 _VALUE_FORMATS: Final = {
@@ -181,7 +210,7 @@ class _LibraryLost(Exception):  # noqa: N818
 class _Gpu:
     """One GPU that was seen, and its way back when it is lost."""
 
-    __slots__ = ("answered", "error", "find_at", "find_wait", "handle", "index", "sample", "uuid")
+    __slots__ = ("answered", "error", "find_at", "find_wait", "handle", "index", "sample", "slow_at", "uuid")
 
     def __init__(self, uuid: str, index: int) -> None:
         self.uuid = uuid
@@ -190,6 +219,8 @@ class _Gpu:
         self.sample = GpuSample(uuid=uuid, index=index)
         self.find_at = 0.0
         self.find_wait = 1.0
+        self.slow_at = 0.0
+        """When what is read slowly is due."""
         self.answered = False
         self.error: str | None = None
 
@@ -200,10 +231,12 @@ class NvmlReader:
     def __init__(
         self,
         *,
+        slow_seconds: float = SLOW_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         is_driver_loaded: Callable[[], bool] = driver_loaded,
     ) -> None:
         """Touch nothing yet: the library is opened by the first reading."""
+        self._slow_seconds = slow_seconds
         self._clock = clock
         self._is_driver_loaded = is_driver_loaded
         self._watch = CallWatch(clock)
@@ -532,8 +565,7 @@ class NvmlReader:
         if handle is None:
             raise _GpuLost("NOT_FOUND")
         rates = self._offered(gpu, "utilization", pynvml.nvmlDeviceGetUtilizationRates, handle)
-        power = self._offered(gpu, "power_watts", pynvml.nvmlDeviceGetPowerUsage, handle)
-        heat = self._offered(gpu, "temperature_celsius", _temperature, handle)
+        others = self._read_slow_and_quick(gpu, handle)
         memory = self._read_memory(gpu)
         check = self._checked
         return GpuSample(
@@ -545,11 +577,9 @@ class NvmlReader:
             memory_bandwidth_utilization=(
                 None if rates is None else check("memory_bandwidth_utilization", plausible.percent(rates.memory))
             ),
-            power_watts=None if power is None else check("power_watts", plausible.power_watts(power)),
-            temperature_celsius=None if heat is None else check("temperature_celsius", plausible.temperature(heat)),
             throttled=self._read_throttled(gpu),
             processes=(self._read_processes(gpu, memory["memory_total_bytes"]) if processes else gpu.sample.processes),
-            **self._read_fields(gpu),
+            **others,
             **memory,
             taken_at=self._clock(),
         )
@@ -588,22 +618,45 @@ class NvmlReader:
         )
         return None if raw is None else self._checked("throttled", _reason_names(raw))
 
-    def _read_fields(self, gpu: _Gpu) -> dict[str, Any]:
-        """Read all field values in one call. A field that is not offered has no key."""
-        if gpu.handle is None:
-            return {}
-        values = self._offered(gpu, "fields", _field_values, gpu.handle)
+    def _read_slow_and_quick(self, gpu: _Gpu, handle: Handle) -> dict[str, Any]:
+        """Read power, energy, and what is read slowly if it is due; else take that over from the sample before."""
+        now, before = self._clock(), gpu.sample
+        if now < gpu.slow_at and before.taken_at is not None and before.state is GpuState.OK:
+            found = self._read_fields(gpu, _quick_field_values, _QUICK_QUESTIONS)
+            found.update({name: getattr(before, name) for name in _SLOW})
+        else:
+            found = self._read_fields(gpu, _field_values, _ALL_QUESTIONS)
+            heat = self._offered(gpu, "temperature_celsius", _temperature, handle)
+            if heat is not None:
+                found["temperature_celsius"] = self._checked("temperature_celsius", plausible.temperature(heat))
+            gpu.slow_at = now + self._slow_seconds
+        if not found.get(_POWER):
+            power = self._offered(gpu, _POWER, pynvml.nvmlDeviceGetPowerUsage, handle)
+            found[_POWER] = None if power is None else self._checked(_POWER, plausible.power_watts(power))
+        return found
+
+    def _read_fields(
+        self, gpu: _Gpu, function: Callable[[Handle], ctypes.Array[ctypes.c_char]], questions: _Questions
+    ) -> dict[str, Any]:
+        """Read many field values in one call. A field that is not offered has no key."""
         found: dict[str, Any] = {}
+        values = self._offered(gpu, "fields", function, gpu.handle) if gpu.handle is not None else None
         if values is None:
             return found
-        for (_, _, field, check), (kind, code, raw) in zip(_FIELDS, _FIELD_VALUE.iter_unpack(values), strict=True):
+        answers = _FIELD_VALUE.iter_unpack(values)
+        for (_, _, field, check), (kind, code, raw) in zip(questions.fields, answers, strict=True):
             if code == _SUCCESS:
+                # The first of two answers for one name is the better one; 0 W is none, for a GPU that can answer.
+                if found.get(field):
+                    continue
                 form = _VALUE_FORMATS.get(kind)
-                found[field] = self._checked(field, None if form is None else check(form.unpack(raw)[0]))
-            elif code in _FIELD_NOT_OFFERED:
-                _count(self._unsupported, field)
-            else:
+                value = found[field] = None if form is None else check(form.unpack(raw)[0])
+                if value is None:
+                    _count(self._implausible, field)
+            elif code not in _FIELD_NOT_OFFERED:
                 self._note_error(gpu, field, code)
+            elif field != _POWER:
+                _count(self._unsupported, field)
         return found
 
     def _read_processes(self, gpu: _Gpu, total: int | None) -> tuple[GpuProcess, ...] | None:
@@ -737,15 +790,25 @@ def _memory_v1(handle: Handle) -> tuple[int, int, int | None]:
 
 
 def _field_values(handle: Handle) -> ctypes.Array[ctypes.c_char]:
-    """Ask for all field values. The binding's function writes the questions one by one, in Python.
+    """Ask for all field values."""
+    return _answers(handle, _ALL_QUESTIONS)
+
+
+def _quick_field_values(handle: Handle) -> ctypes.Array[ctypes.c_char]:
+    """Ask for those that change at once."""
+    return _answers(handle, _QUICK_QUESTIONS)
+
+
+def _answers(handle: Handle, questions: _Questions) -> ctypes.Array[ctypes.c_char]:
+    """Ask. The binding's function writes the questions one by one, in Python.
 
     The answer has memory of its own at each call: a hung one may write into it at any later time.
     """
     function = getattr(pynvml.nvmlLib, "nvmlDeviceGetFieldValues", None)
     if function is None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-    values = _FieldValues.from_buffer_copy(_FIELD_QUESTIONS)
-    code = function(handle, len(_FIELDS), values)
+    values = questions.array.from_buffer_copy(questions.asked)
+    code = function(handle, len(questions.fields), values)
     if code != _SUCCESS:
         raise pynvml.NVMLError(code)
     return values

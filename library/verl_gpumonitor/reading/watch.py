@@ -35,7 +35,7 @@ class CallWatch:
     """What one thread is doing inside the library. Written by that thread, read by the watchdog.
 
     Whoever takes a call out of the set first has it: the thread that comes back from it, or the watchdog that gives
-    the thread up. That is one step for the interpreter, and cheaper than a lock, 57 times a second.
+    the thread up. That is one step for the interpreter, and cheaper than a lock, some 45 times a second.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -88,7 +88,7 @@ def test_a_hanging_driver_does_not_keep_the_program(library: Path, tmp_path: Pat
         monitor = verl_gpumonitor.ResourceMonitor(interval=0.2)
         monitor.collect()
         monitor.start_background()
-        simgpu.hang(gpu=3, function="nvmlDeviceGetPowerUsage")
+        simgpu.hang(gpu=3, function="nvmlDeviceGetUtilizationRates")
         begin = time.monotonic()
         while monitor.collect().gpus[3].state != "not-responding":
             assert time.monotonic() - begin < 10

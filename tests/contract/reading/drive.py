@@ -35,18 +35,20 @@ class Driven:
         self.sampler: Sampler | None = None
         self.begin_anew()
 
-    def begin_anew(self) -> None:
-        """Take a new reader, on a library that is closed."""
+    def begin_anew(self, slow_seconds: float = 0.0) -> None:
+        """Take a new reader, on a library that is closed. It reads everything at each pass, unless told otherwise."""
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
         self.clock = Clock()
         self.driver_loaded = False
-        self.reader = NvmlReader(clock=self.clock, is_driver_loaded=lambda: self.driver_loaded)
+        self.reader = NvmlReader(
+            slow_seconds=slow_seconds, clock=self.clock, is_driver_loaded=lambda: self.driver_loaded
+        )
 
     def obey(self, order: dict[str, Any]) -> Any:
         match order:
             case {"do": "begin anew"}:
-                return self.begin_anew()
+                return self.begin_anew(order.get("slow_seconds", 0.0))
             case {"do": "read"}:
                 return self.reader.read_all(skip=frozenset(order["skip"]), processes=order["processes"])
             case {"do": "memory"}:

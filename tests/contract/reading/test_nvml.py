@@ -91,13 +91,86 @@ def test_throttling_by_name(state: simgpu.StateFile, reader: Driven) -> None:
     assert reader.read().gpus[0].throttled == ("sw_power_cap", "hw_thermal_slowdown")
 
 
-def test_a_second_of_reading_costs_57_calls(own_state: simgpu.StateFile, start: Callable[..., Driven]) -> None:
+def test_a_second_of_reading_costs_41_calls_and_each_fifth_49(
+    own_state: simgpu.StateFile, start: Callable[..., Driven]
+) -> None:
+    reader = start()
+    reader.order("begin anew", slow_seconds=5.0)
+    reader.read()
+    costs = []
+    for _ in range(10):
+        before = sum(simgpu.calls(own_state).values())
+        reader.advance(1.0)
+        reader.read()
+        reader.read_memory()
+        costs.append(sum(simgpu.calls(own_state).values()) - before)
+    # At the tenth second the GPUs are counted, too.
+    assert costs == [41, 41, 41, 41, 49, 41, 41, 41, 41, 50]
+
+
+SLOW = {
+    "temperature_celsius": 71,
+    "memory_temperature_celsius": 81,
+    "ecc_uncorrected_volatile": 3,
+    "pcie_tx_bytes": 1024,
+    "nvlink_rx_kibibytes": 1,
+}
+
+
+def slow_of(gpu: GpuSample) -> tuple[object, ...]:
+    return (
+        gpu.temperature_celsius,
+        gpu.memory_temperature_celsius,
+        gpu.ecc_uncorrected_errors,
+        gpu.pcie_sent_bytes,
+        gpu.nvlink_received_bytes,
+    )
+
+
+def test_what_changes_slowly_is_read_each_five_seconds(state: simgpu.StateFile, reader: Driven) -> None:
+    reader.order("begin anew", slow_seconds=5.0)
+    simgpu.set_values(0, file=state, **dict.fromkeys(SLOW, 0))
+    first = slow_of(reader.read().gpus[0])
+    simgpu.set_values(0, file=state, gpu_utilization_percent=40, power_milliwatts=321_000, **SLOW)
+    reader.advance(4.0)
+    gpu = reader.read().gpus[0]
+    assert (gpu.utilization, gpu.power_watts) == (0.4, 321.0), "these change at once"
+    assert slow_of(gpu) == first
+    reader.advance(1.5)
+    assert slow_of(reader.read().gpus[0]) == (71.0, 81.0, 3, 1024, 1024)
+    simgpu.set_values(0, file=state, **dict.fromkeys(SLOW, simgpu.Unanswered()))
+    reader.advance(5.5)
+    assert slow_of(reader.read().gpus[0]) == (None,) * 5, "unknown is not the last one"
+
+
+def test_a_gpu_that_comes_back_is_asked_for_everything(state: simgpu.StateFile, reader: Driven) -> None:
+    reader.order("begin anew", slow_seconds=3600.0)
+    reader.read()
+    fault = simgpu.lose(2, file=state)
+    assert_silent(reader.read().gpus[2])
+    simgpu.clear_fault(fault, file=state)
+    simgpu.set_values(2, file=state, temperature_celsius=77)
+    reader.advance(2.0)
+    assert reader.read().gpus[2].temperature_celsius == 77.0
+
+
+@pytest.mark.parametrize(
+    "field_values",
+    [pytest.param(3, id="not supported"), pytest.param(999, id="failing")],
+)
+def test_power_is_read_by_its_own_call_where_field_values_say_nothing(
+    field_values: int, own_state: simgpu.StateFile, start: Callable[..., Driven]
+) -> None:
     reader = start()
     reader.read()
-    before = sum(simgpu.calls(own_state).values())
-    reader.read()
-    reader.read_memory()
-    assert sum(simgpu.calls(own_state).values()) - before == 8 * 7 + 1
+    assert "nvmlDeviceGetPowerUsage" not in simgpu.calls(own_state)
+    simgpu.fail(field_values, function="nvmlDeviceGetFieldValues", file=own_state)
+    simgpu.set_values(0, file=own_state, power_milliwatts=250_000)
+    assert reader.read().gpus[0].power_watts == 250.0
+    simgpu.fail(3, gpu=0, function="nvmlDeviceGetPowerUsage", file=own_state)
+    reading = reader.read()
+    assert reading.gpus[0].power_watts is None
+    assert reading.unsupported["power_watts"] == 1
 
 
 def test_memory_alone_is_read_into_the_last_sample(state: simgpu.StateFile, reader: Driven) -> None:
@@ -167,7 +240,6 @@ def test_processes_that_share_a_gpu_are_told_apart_and_never_summed(state: simgp
 
 FUNCTIONS = {
     "nvmlDeviceGetUtilizationRates": {"utilization", "memory_bandwidth_utilization"},
-    "nvmlDeviceGetPowerUsage": {"power_watts"},
     "nvmlDeviceGetTemperature": {"temperature_celsius"},
     "nvmlDeviceGetMemoryInfo": {"memory_used_bytes", "memory_reserved_bytes"},
     "nvmlDeviceGetCurrentClocksEventReasons": {"throttled"},
@@ -235,7 +307,7 @@ def test_a_lost_gpu_is_not_asked_at_every_pass(own_state: simgpu.StateFile, star
     reader.read()
     before = sum(simgpu.calls(own_state).values())
     reader.read()
-    assert sum(simgpu.calls(own_state).values()) - before == 7 * 6 + 1
+    assert sum(simgpu.calls(own_state).values()) - before == 7 * 5 + 1
 
 
 def test_a_gpu_lost_from_the_start_does_not_hide_the_others(state: simgpu.StateFile, reader: Driven) -> None:
@@ -271,7 +343,7 @@ def test_a_gpu_whose_every_call_fails_is_in_error(state: simgpu.StateFile, reade
 @pytest.mark.parametrize("code", LIBRARY_GONE)
 def test_a_library_that_lost_its_driver_is_opened_again(code: int, state: simgpu.StateFile, reader: Driven) -> None:
     reader.read()
-    fault = simgpu.fail(code, gpu=0, function="nvmlDeviceGetPowerUsage", file=state)
+    fault = simgpu.fail(code, gpu=0, function="nvmlDeviceGetUtilizationRates", file=state)
     reading = reader.read()
     assert reading.unavailable is not None
     assert reading.error == LIBRARY_GONE[code]

@@ -18,7 +18,6 @@ GIB = 2**30
 
 CALLS_OF_A_GPU = [
     "nvmlDeviceGetUtilizationRates",
-    "nvmlDeviceGetPowerUsage",
     "nvmlDeviceGetTemperature",
     "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetCurrentClocksEventReasons",
@@ -80,7 +79,7 @@ def test_reading_the_latest_values_makes_no_call(own_state: simgpu.StateFile, st
 
 
 def test_while_one_call_hangs_one_other_thread_goes_on(own_state: simgpu.StateFile, sampler: Driven) -> None:
-    simgpu.hang(gpu=3, function="nvmlDeviceGetPowerUsage", file=own_state)
+    simgpu.hang(gpu=3, function="nvmlDeviceGetUtilizationRates", file=own_state)
     moment = sampler.until(state_of(3, GpuState.NOT_RESPONDING))
     sampler.until(passed(moment, 10))
     assert simgpu.max_concurrency(own_state) == 2
@@ -100,7 +99,7 @@ def test_all_gpus_may_hang_and_all_come_back(own_state: simgpu.StateFile, sample
 
 def test_a_gpu_that_hangs_again_is_held_out_for_a_while(own_state: simgpu.StateFile, sampler: Driven) -> None:
     for _ in range(2):
-        fault = simgpu.hang(gpu=1, function="nvmlDeviceGetPowerUsage", file=own_state)
+        fault = simgpu.hang(gpu=1, function="nvmlDeviceGetUtilizationRates", file=own_state)
         sampler.until(state_of(1, GpuState.NOT_RESPONDING))
         simgpu.clear_fault(fault, file=own_state)
         moment = sampler.latest()
@@ -158,7 +157,7 @@ def test_an_init_that_hangs_is_said_and_waited_for(own_state: simgpu.StateFile, 
 
 
 def test_stopping_takes_half_a_second_even_while_a_call_hangs(own_state: simgpu.StateFile, sampler: Driven) -> None:
-    simgpu.hang(gpu=3, function="nvmlDeviceGetPowerUsage", file=own_state)
+    simgpu.hang(gpu=3, function="nvmlDeviceGetUtilizationRates", file=own_state)
     sampler.until(state_of(3, GpuState.NOT_RESPONDING))
     assert float(sampler.order("stop")) < 0.6
 

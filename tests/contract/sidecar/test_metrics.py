@@ -122,7 +122,7 @@ def test_a_lost_gpu_is_lost_and_the_others_stay(gpus: simgpu.StateFile, start: S
 def test_a_hanging_call_leaves_the_other_gpus_fresh(gpus: simgpu.StateFile, start: Start) -> None:
     sidecar = start(**{wiring.ENV_SAMPLE_INTERVAL: "1"})
     sidecar.wait(all_up)
-    simgpu.hang(gpu=4, function="nvmlDeviceGetPowerUsage")
+    simgpu.hang(gpu=4, function="nvmlDeviceGetUtilizationRates")
     sidecar.wait(lambda found: up(found).get("4") == 0, seconds=8)
     before = sidecar.value("gpumonitor_gpu_observed_seconds_total", gpu="0")
     assert before is not None
