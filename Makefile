@@ -13,6 +13,7 @@ READY := $(VENV)/.ready
 FAKENVML := tests/fakenvml/build/libnvidia-ml.so.1
 TOOLS := .cache/tools
 PROMTOOL := $(TOOLS)/promtool
+BROWSER := $(TOOLS)/.chromium
 TYPED := library sidecar operator/verl_gpumonitor_operator devcluster tests examples
 
 # `devcluster` builds and starts the local cluster. `existing` uses the cluster of the current kubeconfig, and then
@@ -60,7 +61,7 @@ format: $(READY) ## Format and fix what can be fixed
 	@$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .
 
 .PHONY: unit
-unit: $(READY) $(FAKENVML) $(PROMTOOL) ## Unit and contract tests
+unit: $(READY) $(FAKENVML) $(PROMTOOL) $(BROWSER) ## Unit and contract tests
 	@PATH="$(CURDIR)/$(TOOLS):$$PATH" $(PYTHON) -m pytest -n 4 --dist worksteal tests/unit tests/contract
 
 .PHONY: cluster-test
@@ -112,6 +113,17 @@ $(PROMTOOL): | $(READY)
 	  { apt-get download -qq prometheus 2>/dev/null || { apt-get update -qq && apt-get download -qq prometheus; }; } && \
 	  dpkg-deb -x prometheus_*.deb . && install usr/bin/promtool "$(CURDIR)/$@"; \
 	else echo "Please install promtool (it comes with Prometheus)" >&2; exit 1; fi
+
+# Reports are pages: the tests look at them in a real browser.
+$(BROWSER): | $(READY)
+	@mkdir -p $(TOOLS)
+	@if ! command -v chromium >/dev/null && ! command -v google-chrome >/dev/null; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "Installing chromium (about a minute)"; apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; \
+	  else echo "Please install chromium: the tests of pages need it" >&2; exit 1; fi; \
+	fi
+	@touch $@
 
 $(FAKENVML): $(wildcard tests/fakenvml/*.c tests/fakenvml/*.h tests/fakenvml/*.txt tests/fakenvml/Makefile)
 	@$(MAKE) --no-print-directory -C tests/fakenvml
