@@ -46,7 +46,9 @@ def fetch(
     host, port, path = _split(url)
     end = clock() + limit_seconds
     authorization = f"Authorization: Bearer {token}\r\n" if token else ""
-    request = f"GET {path} HTTP/1.0\r\nHost: {host}:{port}\r\nAccept: */*\r\n{authorization}\r\n"
+    # Ray 2.43's State API answers 500 to a request that names no agent; it looks there for browsers, to refuse them.
+    fields = f"Host: {host}:{port}\r\nUser-Agent: gpumonitor\r\nAccept: */*\r\n{authorization}"
+    request = f"GET {path} HTTP/1.0\r\n{fields}\r\n"
     try:
         with socket.create_connection((host, port), timeout=limit_seconds) as connection:
             connection.sendall(request.encode())
