@@ -23,8 +23,8 @@ from verl_gpumonitor.stages.choice import choose
 
 WATERMARK_SECONDS: Final = 60.0
 """No moment waits longer for its stage."""
-PATIENCE_SECONDS: Final = 45.0
-"""A source that stopped is waited for so long. A worker hears its head's word through two reports of 15 s each."""
+PATIENCE_SECONDS: Final = 60.0
+"""A source that has been silent for longer is not waited for at all, lest everything be a minute late for ever."""
 NOW_SECONDS: Final = 6.0
 """A word that is older than this does not tell the present: 5 s, the pace of Ray's agent, and the way to it."""
 MAX_INTERVALS: Final = 1024
