@@ -7,6 +7,7 @@ import sys
 
 BENCHES = {
     "sidecar": "memory and CPU of the sidecar with 8 GPUs, beside another exporter",
+    "stages": "cost and resolution of each source of stages",
     "library": "imports, samples and marks inside a training program",
     "webhook": "admission reviews per second, latency, memory",
     "ingest": "reports per second and core",
