@@ -165,7 +165,7 @@ def test_the_runbook_knows_each_reason_for_missing_telemetry() -> None:
 
 def test_each_event_is_described() -> None:
     findings = {reason for reasons in assessment.JUDGED.values() for reason in reasons}
-    findings |= {assessment.UNAVAILABLE, assessment.PARTLY}
+    findings |= {*assessment.FAULTS, assessment.UNAVAILABLE, assessment.PARTLY}
     events = findings | {reason + assessment.RESOLVED for reason in findings}
     events |= {rescue.EVENT_RESCUED, rescue.EVENT_STUCK}
     text = section((DOCS / "gpumonitor.md").read_text(), "Events")
@@ -175,7 +175,7 @@ def test_each_event_is_described() -> None:
 def test_each_condition_is_described() -> None:
     text = (DOCS / "gpumonitor.md").read_text().partition("\n### Conditions\n")[2].split("\n## ", 1)[0]
     types = {word for row in rows(text) for word in quoted(row[0])} - {"True", "False", "Unknown"}
-    assert types == {*assessment.JUDGED, assessment.TELEMETRY_AVAILABLE}
+    assert types == {*assessment.JUDGED, *assessment.FAULTS, assessment.TELEMETRY_AVAILABLE}
 
 
 def fields(schema: Mapping[str, Any]) -> Iterator[str]:

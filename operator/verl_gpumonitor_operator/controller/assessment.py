@@ -29,6 +29,8 @@ from verl_gpumonitor.diagnosis.hysteresis import Alert, AlertPhase, Holds, advan
 from verl_gpumonitor.model.vocabulary import Severity
 from verl_gpumonitor_operator.settings import Diagnosis, SettingsError
 
+from . import faults
+from .faults import APPLICATION_FAULT, GPU_FAULT, Fault, FaultState
 from .status import Condition, GpuView
 from .telemetry import OPTED_OUT, PARTIAL, Availability
 
@@ -37,6 +39,8 @@ PARTLY: Final = "TelemetryPartial"
 TELEMETRY_AVAILABLE: Final = "TelemetryAvailable"
 JUDGED: Final[Mapping[str, tuple[str, ...]]] = {"OOMRisk": ("OOMRisk",), "Imbalanced": ("Imbalance",)}
 """Conditions that the present rules judge, with their reasons."""
+FAULTS: Final = (GPU_FAULT, APPLICATION_FAULT)
+"""Reasons that are judged from Xids and NVML's errors; their conditions have the same names."""
 TELEMETRY_HOLDS: Final = Holds(raise_seconds=30.0, clear_seconds=30.0)
 """Missing telemetry becomes an Event when it lasts: a sidecar needs a moment to learn which GPUs are its own."""
 
@@ -48,6 +52,7 @@ class FindingStates:
     diagnosis: DiagnosisState = field(default_factory=DiagnosisState)
     unavailable: Alert = field(default_factory=Alert)
     partial: Alert = field(default_factory=Alert)
+    faults: FaultState = field(default_factory=FaultState)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +71,8 @@ class Transition:
     reason: str
     severity: Severity
     message: str
+    subject: str = ""
+    """What it is about, such as GPUs and stage: another subject is another Event."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +101,7 @@ def limits_of(diagnosis: Diagnosis) -> DiagnosisLimits:
 def states_of(conditions: object, now: float) -> FindingStates:
     """Go on from the conditions of a status, after a restart: what is True there is open already."""
     true: dict[str, str] = {}
-    unavailable, partial = Alert(), Alert()
+    unavailable, partial, broken = Alert(), Alert(), False
     for item in conditions if isinstance(conditions, list) else ():
         if not isinstance(item, Mapping):
             continue
@@ -102,8 +109,13 @@ def states_of(conditions: object, now: float) -> FindingStates:
         if kind == TELEMETRY_AVAILABLE:
             unavailable = _raised(now) if status == "False" else unavailable
             partial = _raised(now) if status == "True" and reason == PARTIAL else partial
-        elif status == "True":
+        elif kind == GPU_FAULT and status == "True":
+            broken = True
+        elif status == "True" and reason not in FAULTS:
+            # A fault that goes on is in the next report again.
             true[reason] = str(item.get("message") or "")
+    # Where a GPU is broken, that it is not seen was most likely no finding.
+    partial = Alert() if broken else partial
     return FindingStates(diagnosis=resume(true, t=now), unavailable=unavailable, partial=partial)
 
 
@@ -129,25 +141,37 @@ def assess(
     windows = [_window(gpu) for gpu in gpus if gpu.reported]
     judgement = judge(states.diagnosis, windows, t=now, limits=limits)
     telemetry = _telemetry(states, available, now)
+    seen = faults.look(states.faults, gpus, now=now)
     found = [tracked for tracked in judgement.state.open if tracked.finding.reason not in muted]
-    reasons = [tracked.finding.reason for tracked in found]
-    if available.partial and PARTLY not in muted:
-        reasons.append(PARTLY)
+    broken = [fault for fault in seen.state.open if fault.key.reason not in muted]
+    findings = [
+        *(_open(tracked) for tracked in found),
+        *_open_faults(broken),
+        *(item for item in _open_telemetry(telemetry, available) if item.reason not in muted),
+    ]
+    transitions = (
+        *(_raise(tracked) for tracked in judgement.raised),
+        *(_resolve(tracked.finding.reason) for tracked in judgement.resolved),
+        *(_raise_fault(fault) for fault in seen.raised),
+        *(_resolve(reason) for reason in seen.resolved),
+        *_telemetry_transitions(states, telemetry, available),
+    )
     return Assessment(
-        conditions=[*_conditions(found, windows, muted), _available(available)],
-        health=health_text(reasons, telemetry=available.status == "True"),
-        findings=[_open(tracked) for tracked in found],
-        transitions=[
-            item
-            for item in (
-                *(_raise(tracked) for tracked in judgement.raised),
-                *(_resolve(tracked.finding.reason) for tracked in judgement.resolved),
-                *_telemetry_transitions(states, telemetry, available),
-            )
-            if item.reason.removesuffix(RESOLVED) not in muted
+        conditions=[
+            *_conditions(found, windows, muted),
+            *_fault_conditions(broken, gpus, muted),
+            _available(available),
         ],
-        gpu_notes=_notes(found),
-        states=FindingStates(diagnosis=judgement.state, unavailable=telemetry.unavailable, partial=telemetry.partial),
+        health=health_text((item.reason for item in findings), telemetry=available.status == "True"),
+        findings=findings,
+        transitions=[item for item in transitions if item.reason.removesuffix(RESOLVED) not in muted],
+        gpu_notes=_notes(found, broken),
+        states=FindingStates(
+            diagnosis=judgement.state,
+            unavailable=telemetry.unavailable,
+            partial=telemetry.partial,
+            faults=seen.state,
+        ),
     )
 
 
@@ -197,6 +221,47 @@ def _condition(
     return Condition(type=kind, status="False", reason=NOT_DETECTED, message="Nothing of this kind was found.")
 
 
+def _fault_conditions(broken: Sequence[Fault], gpus: Sequence[GpuView], muted: frozenset[str]) -> list[Condition]:
+    return [_fault_condition(reason, broken, gpus, muted) for reason in FAULTS]
+
+
+def _fault_condition(reason: str, broken: Sequence[Fault], gpus: Sequence[GpuView], muted: frozenset[str]) -> Condition:
+    if any(fault.key.reason == reason for fault in broken):
+        return Condition(type=reason, status="True", reason=reason, message=faults.message(reason, broken))
+    if reason in muted:
+        return Condition(type=reason, status="False", reason=NOT_DETECTED, message="Muted by spec.mutedReasons.")
+    if not gpus:
+        message = "No values of GPUs are there to judge by."
+        return Condition(type=reason, status="Unknown", reason="NoTelemetry", message=message)
+    return Condition(type=reason, status="False", reason=NOT_DETECTED, message="Nothing of this kind was found.")
+
+
+def _open_faults(broken: Sequence[Fault]) -> list[OpenFinding]:
+    reasons = sorted({fault.key.reason for fault in broken}, key=rank_of)
+    return [
+        OpenFinding(reason=reason, severity=REASONS[reason].severity, message=faults.message(reason, broken))
+        for reason in reasons
+    ]
+
+
+def _raise_fault(fault: Fault) -> Transition:
+    reason = fault.key.reason
+    return Transition(
+        reason=reason,
+        severity=REASONS[reason].severity,
+        message=faults.message(reason, [fault]),
+        subject=fault.key.uuid,
+    )
+
+
+def _open_telemetry(states: FindingStates, available: Availability) -> list[OpenFinding]:
+    return [
+        OpenFinding(reason=reason, severity=Severity.INFO, message=available.message)
+        for reason, alert in ((UNAVAILABLE, states.unavailable), (PARTLY, states.partial))
+        if alert.open
+    ]
+
+
 def _available(available: Availability) -> Condition:
     return Condition(
         type=TELEMETRY_AVAILABLE, status=available.status, reason=available.reason, message=available.message
@@ -208,8 +273,10 @@ def _open(tracked: TrackedFinding) -> OpenFinding:
     return OpenFinding(reason=finding.reason, severity=finding.severity, message=finding.message)
 
 
-def _notes(found: Sequence[TrackedFinding]) -> Mapping[str, str]:
+def _notes(found: Sequence[TrackedFinding], broken: Sequence[Fault]) -> Mapping[str, str]:
     notes: dict[str, set[str]] = {}
+    for fault in broken:
+        notes.setdefault(fault.key.uuid, set()).add(fault.key.reason)
     for tracked in found:
         for uuid in tracked.finding.scope.gpus:
             notes.setdefault(uuid, set()).add(tracked.finding.reason)
@@ -221,7 +288,9 @@ RESOLVED: Final = "Resolved"
 
 def _raise(tracked: TrackedFinding) -> Transition:
     finding = tracked.finding
-    return Transition(reason=finding.reason, severity=finding.severity, message=finding.message)
+    scope = finding.scope
+    subject = "/".join((*sorted(scope.gpus), *sorted(scope.pods), scope.stage or ""))
+    return Transition(reason=finding.reason, severity=finding.severity, message=finding.message, subject=subject)
 
 
 def _resolve(reason: str) -> Transition:

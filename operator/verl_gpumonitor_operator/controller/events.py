@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events (events.k8s.io/v1) on users' jobs and on GPUMonitors: one for each transition, a series for repeats.
 
-The name of an Event follows from the object's uid and the reason, so that a controller that was restarted finds its
-own Event again instead of writing a second one. Its note cannot be changed; only its series can. What the API server
-refuses (a namespace that is being deleted, above all) is counted and dropped, since it would be refused for ever.
+The name of an Event follows from the object's uid, the reason and what it is about, so that a controller that was
+restarted finds its own Event again instead of writing a second one. Its note cannot be changed; only its series can.
+So another GPU with the same trouble gets an Event of its own, up to a few: a bad node shall not make a thousand.
+What the API server refuses (a namespace that is being deleted, above all) is counted and dropped, since it would be
+refused for ever.
 """
 
 import asyncio
@@ -32,6 +34,8 @@ MAX_REASON: Final = 128
 MAX_QUEUE: Final = 1000
 MAX_REMEMBERED: Final = 4096
 MAX_TRIES: Final = 6
+SUBJECTS: Final = 8
+"""Events of one object and reason, for different subjects. Two that share one are counted in it, and one is named."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +60,8 @@ class Occurrence:
     action: str = "Diagnose"
     at: float
     """Unix seconds."""
+    subject: str = ""
+    """What it is about, such as a GPU; empty where that is the object as a whole."""
 
     @property
     def event_type(self) -> str:
@@ -65,8 +71,14 @@ class Occurrence:
     @property
     def name(self) -> str:
         """Name of its Event."""
-        digest = hashlib.sha256(f"{self.regarding.uid}/{self.reason}".encode()).hexdigest()[:16]
+        place = f"/{_digest(self.subject) % SUBJECTS}" if self.subject else ""
+        digest = f"{_digest(f'{self.regarding.uid}/{self.reason}{place}'):064x}"[:16]
         return f"{self.regarding.name[:200]}.{digest}"
+
+
+def _digest(text: str) -> int:
+    """A number that is the same after a restart, as `hash` is not."""
+    return int(hashlib.sha256(text.encode()).hexdigest(), 16)
 
 
 class Step(StrEnum):

@@ -154,8 +154,9 @@ def _workloads(reconciler: Reconciler) -> Iterator[Metric]:
         key = [workload.job.namespace, workload.job.name, workload.job.kind.value]
         info.add_metric([*key, phase_of(workload).value], 1.0)
         _of_picture(workload, entry, key, (requested, reported, load, peak, unseen))
-        for item in entry.assessment.findings if entry.assessment and not entry.finished else ():
-            finding.add_metric([*key, item.reason, item.severity.value], 1.0)
+        found = entry.assessment.findings if entry.assessment and not entry.finished else ()
+        for reason, severity in sorted({(item.reason, item.severity.value) for item in found}):
+            finding.add_metric([*key, reason, severity], 1.0)
     yield from (info, requested, reported, load, peak, unseen, finding)
 
 

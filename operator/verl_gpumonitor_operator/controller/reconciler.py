@@ -19,7 +19,7 @@ from verl_gpumonitor.model.vocabulary import Phase, Severity
 from verl_gpumonitor_operator.settings import ALWAYS_EXCLUDED_NAMESPACES, InjectionMode, Settings
 
 from . import ledger_text, monitors
-from .assessment import Assessment, FindingStates, assess, states_of
+from .assessment import UNAVAILABLE, Assessment, FindingStates, assess, states_of
 from .assessment import ended as ended_assessment
 from .events import EventRecorder, ObjectRef, Occurrence
 from .jobs import KINDS, GpuResources, JobKind, JobSeen, timestamp
@@ -31,7 +31,7 @@ from .namespaces import DISABLED, ENABLED, Namespaces
 from .ports import PodRecord
 from .stages import view
 from .status import GpuView, Picture, Status, Urgency, previous_run, render, urgency
-from .telemetry import Availability, Patience, PodSummary, Seen, Telemetry, availability, judge
+from .telemetry import Availability, Patience, PodSummary, Seen, Telemetry, availability, is_starting, judge
 from .workloads import PodTrack, Workload, Workloads
 from .writer import Outcome, StatusWrite, StatusWriter
 
@@ -233,13 +233,29 @@ class Reconciler:
         if workload is not None:
             self._tell(workload, self._entry(workload), reason=reason, message=message, severity=severity)
 
-    def _tell(self, workload: Workload, entry: Entry, *, reason: str, message: str, severity: Severity) -> None:
+    def _tell(
+        self,
+        workload: Workload,
+        entry: Entry,
+        *,
+        reason: str,
+        message: str,
+        severity: Severity,
+        subject: str = "",
+    ) -> None:
         regarding = [_job_ref(workload.job)] if workload.gone_at is None else []
         if entry.monitor is not None:
             regarding.append(_monitor_ref(entry.monitor))
         for reference in regarding:
             self._recorder.record(
-                Occurrence(regarding=reference, reason=reason, note=message, severity=severity, at=self._clock())
+                Occurrence(
+                    regarding=reference,
+                    reason=reason,
+                    note=message,
+                    severity=severity,
+                    at=self._clock(),
+                    subject=subject,
+                )
             )
 
     # The loop
@@ -324,6 +340,7 @@ class Reconciler:
                 reason=transition.reason,
                 message=transition.message,
                 severity=transition.severity,
+                subject=transition.subject,
             )
         status = render(picture, before=self._base(workload, entry), now=now)
         self._submit(workload, entry, status, now)
@@ -405,7 +422,7 @@ class Reconciler:
         muted = entry.monitor.muted_reasons if entry.monitor else frozenset[str]()
         kept_health = self._base(workload, entry).get("health") if ended else None
         # A job may be so short that its first report is its last, and comes after its end.
-        judging = not ended or (kept_health in (None, UNKNOWN) and available.status == "True")
+        judging = not ended or (kept_health in (None, UNKNOWN, UNAVAILABLE) and available.status == "True")
         assessment = (
             assess(gpus, available, states=entry.states, now=now, limits=self._limits, muted=muted)
             if judging
@@ -477,6 +494,7 @@ class Reconciler:
                 node=record.node_name,
                 pool=pool,
                 utilization=track.utilization(report.uuid),
+                xids=track.xids.of(report.uuid),
             )
             for report in telemetry.gpus
         ]
@@ -497,6 +515,7 @@ class Reconciler:
             gpus_reported=sum(1 for gpu in own if gpu.reported),
             faulty=tuple(gpu.report for gpu in own if gpu.report.state.value != "ok"),
             verdict=verdict,
+            starting=is_starting(track.record, now),
         )
 
     def _availability(self, workload: Workload, summaries: list[PodSummary]) -> Availability:

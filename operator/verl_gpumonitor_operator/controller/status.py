@@ -21,6 +21,7 @@ from .stages import NOTHING_SEEN, StageView
 from .telemetry import PodSummary, Seen, Telemetry
 from .totals import Peak as MemoryPeak
 from .totals import Totals, higher
+from .xids import NO_XIDS, XidSeen
 
 MAX_WORST: Final = 16
 MAX_UNMONITORED: Final = 16
@@ -43,9 +44,20 @@ class GpuView(NamedTuple):
     """Highest memory in use in the last minute, or the present one where the source knows no peaks."""
     reported: bool
     """It is well, and at least one value of it is fresh."""
+    xids: Mapping[int, XidSeen] = NO_XIDS
+    """By code."""
 
     @classmethod
-    def of(cls, report: GpuReport, *, pod: str, node: str | None, pool: str, utilization: float | None) -> "GpuView":
+    def of(
+        cls,
+        report: GpuReport,
+        *,
+        pod: str,
+        node: str | None,
+        pool: str,
+        utilization: float | None,
+        xids: Mapping[int, XidSeen] = NO_XIDS,
+    ) -> "GpuView":
         """View a GPU as its pod reported it."""
         used, total = report.memory_recent_peak_bytes, report.memory_total_bytes
         if used is None:
@@ -59,6 +71,7 @@ class GpuView(NamedTuple):
             utilization=utilization,
             peak=MemoryPeak(used, total) if used is not None and total else None,
             reported=fresh and report.state is GpuState.OK,
+            xids=xids,
         )
 
     @property

@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from verl_gpumonitor.diagnosis.xids import LOST
 from verl_gpumonitor.model import wiring
 from verl_gpumonitor.model.report import GpuReport, Report, StageNow, StageQuality
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source, UnavailableReason
@@ -218,6 +219,30 @@ class PodSummary:
     faulty: tuple[GpuReport, ...]
     """GPUs of its own that are lost, hang or fail."""
     verdict: Verdict
+    starting: bool = False
+    """Its sidecar is so young that what is missing may come yet."""
+
+    @property
+    def broken(self) -> int:
+        """GPUs of its own of which it is known that they are broken."""
+        return sum(1 for gpu in self.faulty if is_hardware(gpu))
+
+
+def is_hardware(gpu: GpuReport) -> bool:
+    """Whether what a GPU answers means that it is broken, and not merely that it cannot be read."""
+    if gpu.state in (GpuState.LOST, GpuState.NOT_RESPONDING):
+        return True
+    return gpu.state is GpuState.ERROR and gpu.error in LOST
+
+
+START_SECONDS: Final = 30.0
+"""A sidecar needs so long to learn which GPUs are its own: Ray's agent, which names them, starts after it."""
+
+
+def is_starting(pod: PodRecord, now: float) -> bool:
+    """Whether a pod's sidecar has started a moment ago."""
+    started = pod.sidecar.started_at if pod.sidecar is not None else None
+    return started is not None and now - started < START_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,11 +253,13 @@ class Availability:
     """`True`, `False` or `Unknown`."""
     reason: str
     message: str
+    broken_alone: bool = False
+    """All that is missing are GPUs that are broken."""
 
     @property
     def partial(self) -> bool:
-        """Something is seen, and something is not."""
-        return self.reason == PARTIAL
+        """Something is seen, and something is not that could be: a broken GPU is another finding."""
+        return self.reason == PARTIAL and not self.broken_alone
 
 
 ALL_SEEN: Final = "AllReporting"
@@ -251,10 +278,14 @@ def availability(pods: Sequence[PodSummary]) -> Availability:
     if not good:
         reason, message = _common_cause(bad)
         return Availability(status="False", reason=reason, message=message)
-    missing = [pod for pod in good if pod.gpus_reported < pod.gpus_requested]
+    # While others are seen, a pod that has just started is waited for.
+    bad = [pod for pod in bad if not pod.starting]
+    missing = [pod for pod in good if pod.gpus_reported < pod.gpus_requested and (pod.faulty or not pod.starting)]
     if bad or faulty or missing:
         message = _what_is_missing(counted, bad, faulty, missing)
-        return Availability(status="True", reason=PARTIAL, message=message)
+        rest = [pod for pod in missing if pod.gpus_reported + pod.broken < pod.gpus_requested]
+        broken = bool(faulty) and not bad and not rest and all(is_hardware(gpu) for _, gpu in faulty)
+        return Availability(status="True", reason=PARTIAL, message=message, broken_alone=broken)
     gpus = sum(pod.gpus_reported for pod in good)
     return Availability(status="True", reason=ALL_SEEN, message=f"{len(good)} pods report {gpus} GPUs.")
 

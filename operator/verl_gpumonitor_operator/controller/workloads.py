@@ -30,6 +30,7 @@ from .relay import ClusterRelay
 from .steps import PodSteps
 from .telemetry import Telemetry
 from .totals import Totals, sum_of
+from .xids import PodXids
 
 WINDOW_SECONDS: Final = 60.0
 """Load is judged over this time, by differences of counters."""
@@ -56,6 +57,7 @@ class PodTrack:
     history: deque[Point] = field(default_factory=deque)
     """Oldest first; spans `WINDOW_SECONDS`, or less while the sidecar is young."""
     steps: PodSteps = field(default_factory=PodSteps)
+    xids: PodXids = field(default_factory=PodXids)
     closed: bool = False
     """A report from after the job's end was counted: the next ones only tell stages that were not known before."""
     overrun_seconds: float = 0.0
@@ -81,6 +83,7 @@ class PodTrack:
             self.history.popleft()
         self.telemetry = Telemetry.of(report, received_at)
         self.steps.take(report)
+        self.xids.take(report, received_at)
 
     def close(self, ended_at: float) -> None:
         """Take note that the job had ended before the newest report: what came after the end does not count."""

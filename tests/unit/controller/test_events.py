@@ -4,6 +4,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
@@ -177,3 +178,18 @@ async def test_the_same_event_waits_once_and_a_full_queue_counts_what_it_drops()
         recorder.record(occurrence(uid=f"uid-x{number}"))
     assert recorder.waiting == events.MAX_QUEUE
     assert recorder.counts.overflowed == 6
+
+
+def about(subject: str) -> Occurrence:
+    return replace(occurrence(note=f"GPU {subject} is lost."), subject=subject)
+
+
+def test_another_gpu_has_an_event_of_its_own_and_a_thousand_have_a_few() -> None:
+    names = [about(f"GPU-{number}").name for number in range(1000)]
+    assert len(set(names)) == events.SUBJECTS
+    assert about("GPU-0").name != about("GPU-1").name
+    assert about("GPU-0").name == names[0], "a restarted controller finds it again"
+
+
+def test_without_a_subject_the_name_is_that_of_versions_before() -> None:
+    assert occurrence().name == "grpo.a8fe7870b1eafd57"

@@ -4,7 +4,7 @@
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, cast
 from uuid import uuid4
@@ -15,9 +15,9 @@ import pytest
 from tests.unit.controller.builders import GIB, gpu, gpu_template, identity, metadata, owner_of, pod, report
 from tests.unit.controller.fakeapi import FakeApi
 from verl_gpumonitor.diagnosis import DiagnosisLimits
-from verl_gpumonitor.model.report import StageCount, StageNow, StageQuality
+from verl_gpumonitor.model.report import GpuReport, StageCount, StageNow, StageQuality
 from verl_gpumonitor.model.stages import StageSource
-from verl_gpumonitor.model.vocabulary import Severity
+from verl_gpumonitor.model.vocabulary import GpuState, Severity
 from verl_gpumonitor_operator.controller import ledger_text
 from verl_gpumonitor_operator.controller.documents import Deployment
 from verl_gpumonitor_operator.controller.events import EventRecorder
@@ -109,7 +109,7 @@ class Life:
     ) -> None:
         self._sequences[start] = self._sequences.get(start, int(self.now)) + 1
         seconds = observed if observed is not None else self.now
-        gpus = [
+        gpus = more.pop("gpus", None) or [
             gpu(
                 f"GPU-{number}",
                 memory_used_bytes=gib * GIB,
@@ -514,7 +514,7 @@ async def test_pods_without_sidecar_are_listed_with_the_reason() -> None:
         (listed,) = life.status["unmonitoredPods"]
         assert (listed["name"], listed["reason"]) == ("m", "NotInjected")
         assert life.status["dataQuality"]["podsUnmonitored"] == 1
-        assert life.status["health"] == "Unknown"
+        assert life.status["health"] == "TelemetryUnavailable"
         assert life.status["gpus"]["text"] == "0/4"
         assert ("PyTorchJob", "TelemetryUnavailable", 1) in life.events
 
@@ -708,6 +708,94 @@ async def test_a_new_phase_is_written_at_once() -> None:
         life.job("Failed", completionTime=timestamp(life.now))
         await life.run(2)
         assert life.status["phase"] == "Failed"
+
+
+def faulty(*lost: int, xids: Mapping[int, dict[str, int]] | None = None) -> list[GpuReport]:
+    """Four GPUs, of which these are lost, and some have had Xids."""
+    return [
+        gpu(
+            f"GPU-{number}",
+            state=GpuState.LOST if number in lost else GpuState.OK,
+            error="GPU_IS_LOST" if number in lost else None,
+            utilization=None if number in lost else 0.5,
+            observed_seconds=100.0,
+            xid_errors=(xids or {}).get(number, {}),
+        )
+        for number in range(4)
+    ]
+
+
+async def test_a_lost_gpu_is_a_fault_and_the_second_one_is_told_too() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        await life.reporting(45)
+        for lost in ((1,), (1, 2)):
+            for _ in range(12):
+                life.report(gpus=faulty(*lost))
+                await life.run(5)
+        assert life.status["health"] == "GPUFault", "what is broken is not merely unseen"
+        assert life.condition("GPUFault") == ("True", "GPUFault")
+        assert life.condition("ApplicationFault") == ("False", "NotDetected")
+        assert life.condition("TelemetryAvailable") == ("True", "Partial")
+        assert {item["uuid"]: item["note"] for item in life.status["worstGpus"][:2]} == {
+            "GPU-1": "GPUFault",
+            "GPU-2": "GPUFault",
+        }
+        notes = [
+            event["note"] for event in life.api.of("events").values() if event["regarding"]["kind"] != "GPUMonitor"
+        ]
+        assert len(notes) == 2
+        assert all(any(f"GPU {uuid} of pod m is lost" in note for note in notes) for uuid in ("GPU-1", "GPU-2"))
+        await life.reporting(120)
+        assert life.status["health"] == "OK"
+        assert ("PyTorchJob", "GPUFaultResolved", 1) in life.events
+
+
+async def test_an_xid_of_the_program_is_no_hardware() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        life.report(gpus=faulty(xids={2: {"31": 1}}))
+        await life.run(5)
+        assert life.status["health"] == "ApplicationFault"
+        assert life.condition("GPUFault") == ("False", "NotDetected")
+        assert ("PyTorchJob", "ApplicationFault", 1) in life.events
+
+
+async def test_a_fault_that_was_open_before_a_restart_does_not_stay_for_ever() -> None:
+    api = FakeApi()
+    async with living(api) as life:
+        life.job()
+        life.pod()
+        for _ in range(6):
+            life.report(gpus=faulty(1))
+            await life.run(5)
+        assert life.condition("GPUFault")[0] == "True"
+        now = life.now
+    async with living(api, start=now) as again:
+        again.job()
+        again.reconciler.restore()
+        again.pod()
+        await again.reporting(30)
+        assert again.condition("GPUFault") == ("False", "NotDetected")
+        assert again.status["health"] == "OK"
+
+
+async def test_muted_faults_are_not_shown() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        await life.run(3)
+        life.monitor["spec"]["mutedReasons"] = ["GPUFault"]
+        life.monitor["metadata"]["generation"] = 2
+        await life.run(1)
+        for _ in range(6):
+            life.report(gpus=faulty(1))
+            await life.run(5)
+        assert life.status["health"] == "OK"
+        assert life.condition("GPUFault") == ("False", "NotDetected")
+        assert life.events == []
 
 
 async def test_the_ledger_is_kept_where_nobody_has_to_read_it_and_goes_with_its_job() -> None:

@@ -20,6 +20,7 @@ from verl_gpumonitor_operator.controller.telemetry import (
     Telemetry,
     Verdict,
     availability,
+    is_starting,
     judge,
 )
 from verl_gpumonitor_operator.settings import Images
@@ -215,9 +216,25 @@ def test_a_text_about_silence_does_not_change_by_itself() -> None:
     assert len(verdicts) == 1
 
 
-def summary(name: str, verdict: Verdict, *, requested: int = 4, reported: int = 4, faulty: int = 0) -> PodSummary:
-    lost = tuple(gpu(f"GPU-{number}", state=GpuState.LOST, error="GPU_IS_LOST") for number in range(faulty))
-    return PodSummary(name=name, gpus_requested=requested, gpus_reported=reported, faulty=lost, verdict=verdict)
+def summary(
+    name: str,
+    verdict: Verdict,
+    *,
+    requested: int = 4,
+    reported: int = 4,
+    faulty: int = 0,
+    state: GpuState = GpuState.LOST,
+    starting: bool = False,
+) -> PodSummary:
+    lost = tuple(gpu(f"GPU-{number}", state=state, error="GPU_IS_LOST") for number in range(faulty))
+    return PodSummary(
+        name=name,
+        gpus_requested=requested,
+        gpus_reported=reported,
+        faulty=lost,
+        verdict=verdict,
+        starting=starting,
+    )
 
 
 def missing(reason: str) -> Verdict:
@@ -269,9 +286,66 @@ DONE = Verdict(seen=Seen.DONE)
             id="a lost GPU",
         ),
         pytest.param([summary("a", MONITORED, reported=3)], "True", "Partial", "3 of 4", id="a GPU that is not there"),
+        pytest.param(
+            [summary("a", MONITORED), summary("b", missing("OwnershipUnknown"), starting=True)],
+            "True",
+            "AllReporting",
+            "1 pods",
+            id="a second pod that starts",
+        ),
+        pytest.param(
+            [summary("a", MONITORED), summary("b", MONITORED, reported=0, starting=True)],
+            "True",
+            "AllReporting",
+            "2 pods",
+            id="a second pod that has not seen its GPUs yet",
+        ),
+        pytest.param(
+            [summary("a", missing("NoLibrary"), starting=True)],
+            "False",
+            "NoLibrary",
+            "1 of 1",
+            id="the first pod starts",
+        ),
+        pytest.param(
+            [summary("a", MONITORED), summary("b", MONITORED, reported=3, faulty=1, starting=True)],
+            "True",
+            "Partial",
+            "is lost",
+            id="a lost GPU of a pod that starts",
+        ),
     ],
 )
 def test_availability(pods: list[PodSummary], status: str, reason: str, words: str) -> None:
     found = availability(pods)
     assert (found.status, found.reason) == (status, reason)
     assert words in found.message
+
+
+@pytest.mark.parametrize(
+    ("pods", "partial"),
+    [
+        pytest.param([summary("a", MONITORED, reported=3, faulty=1)], False, id="a broken GPU is another finding"),
+        pytest.param([summary("a", MONITORED, reported=2, faulty=1)], True, id="one broken and one not seen"),
+        pytest.param(
+            [summary("a", MONITORED, reported=3, faulty=1), summary("b", missing("NotInjected"))],
+            True,
+            id="one broken and a pod that is not seen",
+        ),
+        pytest.param([summary("a", MONITORED)], False, id="all well"),
+    ],
+)
+def test_what_is_broken_is_not_merely_unseen(pods: list[PodSummary], partial: bool) -> None:
+    assert availability(pods).partial is partial
+
+
+@pytest.mark.parametrize(
+    ("record", "starting"),
+    [
+        pytest.param(replace(POD, sidecar=state(ContainerPhase.RUNNING, started_at=NOW - 29)), True, id="29 s old"),
+        pytest.param(replace(POD, sidecar=state(ContainerPhase.RUNNING, started_at=NOW - 31)), False, id="31 s old"),
+        pytest.param(replace(POD, sidecar=None), False, id="without a sidecar nothing comes yet"),
+    ],
+)
+def test_what_is_starting(record: PodRecord, starting: bool) -> None:
+    assert is_starting(record, NOW) is starting
