@@ -1,13 +1,22 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command `gpumon`: its subcommands are modules, imported when they are called, so that none pays for another."""
+"""The command `gpumon`: its subcommands are modules, imported when they are called, so that none pays for another.
 
+Other packages add subcommands by an entry point of the group `gpumon.commands`, whose object is a click command.
+"""
+
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from verl_gpumonitor import __version__
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP: Final = "gpumon.commands"
 
 COMMANDS: Final = {
     "compare": "compare",
@@ -24,16 +33,25 @@ class LazyGroup(click.Group):
     """Knows its commands by name, and imports one when it is wanted."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Return all names, in the order of the table."""
-        return list(COMMANDS)
+        """Return all names, sorted."""
+        return sorted({*COMMANDS, *added()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Return a subcommand; None for an unknown name."""
         module = COMMANDS.get(cmd_name)
-        if module is None:
-            return None
-        command = import_module(f"{__package__}.{module}").command
+        if module is not None:
+            command = import_module(f"{__package__}.{module}").command
+        else:
+            entry = added().get(cmd_name)
+            command = entry.load() if entry else None
         return command if isinstance(command, click.Command) else None
+
+
+def added() -> Mapping[str, "EntryPoint"]:
+    """Return the subcommands of other packages, by name. Nothing of them is imported yet."""
+    from importlib.metadata import entry_points  # It takes longer than all else here, and most calls need it not.
+
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
