@@ -113,8 +113,8 @@ class Diagnosis:
 
     def _apply(self, rule: Rule, t: float) -> None:
         own = {key: track for key, track in self._tracks.items() if key[0] == rule.reason}
-        open_keys = frozenset(key[1] for key, track in own.items() if track.alert.open)
-        verdict = rule.judge(self.history, self._thresholds, open_keys)
+        open_now = {key[1]: track.finding.scope.stage for key, track in own.items() if track.alert.open}
+        verdict = rule.judge(self.history, self._thresholds, open_now)
         if verdict is None:
             return
         held: dict[str, Case] = {}

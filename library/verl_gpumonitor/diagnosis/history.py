@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The typed history that rules look at: it grows line by line, never looks ahead, and its memory is bounded. Pure.
 
-A sample of a GPU speaks for the span since the one before. Seconds of a span that saw several stages are shared among
-them; its memory peak belongs to one of them, nobody knows which, and is left out.
+A sample of a GPU speaks for the span since the one before. Of a span that saw several stages, each gets its seconds;
+load and power, which NVML measures over the last moment, are the last stage's, and the memory peak belongs to one of
+them, nobody knows which, and is left out.
 """
 
 import re
@@ -63,6 +64,26 @@ _PIPELINE: Final = re.compile(r"pipeline_model_parallel_size[=\s]+(\d+)")
 _TRAINER_KINDS: Final = frozenset(("PyTorchJob", "TrainJob", "MPIJob"))
 
 
+class Before:
+    """What lay on a GPU, and what it did, before the job's first process."""
+
+    __slots__ = ("begin", "busiest", "end", "highest_bytes", "lines", "lowest_bytes", "newest_bytes")
+
+    def __init__(self, begin: float) -> None:
+        self.begin = self.end = begin
+        self.lines = 0
+        self.lowest_bytes, self.highest_bytes, self.newest_bytes = float("inf"), 0.0, 0.0
+        self.busiest = 0.0
+
+    def add(self, t: float, used_bytes: float, utilization: float) -> None:
+        """Take one sample."""
+        self.end, self.newest_bytes = t, used_bytes
+        self.lines += 1
+        self.lowest_bytes = min(self.lowest_bytes, used_bytes)
+        self.highest_bytes = max(self.highest_bytes, used_bytes)
+        self.busiest = max(self.busiest, utilization)
+
+
 class GpuHistory:
     """One GPU."""
 
@@ -77,7 +98,7 @@ class GpuHistory:
         self.utilization_t: float | None = None
         self.memory_t: float | None = None
         """When it was last known."""
-        self.stage, self.role = UNKNOWN, UNKNOWN
+        self.stage, self.role = (OTHER, "trainer") if pod.trains else (UNKNOWN, UNKNOWN)
         self.stage_since = 0.0
         self.changes: deque[tuple[float, str, str]] = deque(maxlen=64)
         self.now: dict[str, Piece] = {}
@@ -98,8 +119,7 @@ class GpuHistory:
         self.worked_t: float | None = None
         """When it was last seen to work: neither still, nor spinning at a power that its stage never has."""
         self._working_lines = 0
-        self.before: list[tuple[float, float, float]] = []
-        """Time, memory and utilisation before the job's first process."""
+        self.before: Before | None = None
 
     @property
     def pool(self) -> str:
@@ -120,9 +140,13 @@ class GpuHistory:
         if utilization is None or power_watts is None or utilization < SPIN_UTILIZATION:
             return False
         usual = self.usual_watts.get(self.stage)
+        below_limit = self.power_limit_watts is not None and power_watts < SPIN_OF_LIMIT * self.power_limit_watts
+        if not self.pod.work.seen:
+            # Nobody tells stages: evaluation may take less power than training, though not as little as waiting.
+            return below_limit and (usual is None or power_watts < SPIN_OF_USUAL * usual)
         if usual is not None and self.stage not in LOW_POWER_STAGES:
             return power_watts < SPIN_OF_USUAL * usual
-        return self.power_limit_watts is not None and power_watts < SPIN_OF_LIMIT * self.power_limit_watts
+        return below_limit
 
     def watch(self, line: GpuLine) -> None:
         """Note whether it works. One line alone may be a stray kernel, unless lines are far apart."""
@@ -141,7 +165,9 @@ class GpuHistory:
             known = sorted(
                 p.power_watts
                 for p in list(past)[-8:]
-                if p.power_watts is not None and (p.utilization or 0.0) >= USUAL_UTILIZATION
+                if p.power_watts is not None
+                and (p.utilization or 0.0) >= USUAL_UTILIZATION
+                and p.power_watts >= SPIN_OF_USUAL * self.usual_watts.get(stage, 0.0)
             )
             if known:
                 self.usual_watts[stage] = known[len(known) // 2]
@@ -150,7 +176,9 @@ class GpuHistory:
 class PodHistory:
     """One pod."""
 
-    def __init__(self, pod: TracePod) -> None:
+    def __init__(self, pod: TracePod, *, trains: bool) -> None:
+        self.trains = trains
+        """Whether its workload does nothing but train, and tells no stages."""
         self.name, self.node, self.node_role = pod.name, pod.node, pod.node_role
         self.pool = pod.group or ""
         self.gpus_requested = pod.gpus_requested or 0
@@ -205,7 +233,7 @@ class History:
         self.pipeline_stages = max((int(n) for n in found), default=1)
         kind = header.workload.kind if header.workload else None
         self.trainer_only = kind in _TRAINER_KINDS or "sft_trainer" in self.entrypoint
-        self.pods = {pod.name: PodHistory(pod) for pod in header.pods or ()}
+        self.pods = {pod.name: PodHistory(pod, trains=self.trainer_only) for pod in header.pods or ()}
         self.gpus: dict[str, GpuHistory] = {}
         for pod in header.pods or ():
             for gpu in pod.gpus or ():
@@ -238,6 +266,12 @@ class History:
         self.sleeps = 0
         """Calls to the rollout engine to give its memory back."""
         self.window_begin: float | None = None
+        self.standstill: dict[tuple[str, str], float] = {}
+        """Pool and stage -> seconds of this step in which none of the pool's GPUs did anything."""
+        self.standstills: dict[tuple[str, str, int], float] = {}
+        """Pool, stage and step -> the same of finished steps."""
+        self._busy: dict[str, set[str]] = {}
+        self._looked_t: dict[str, float] = {}
         self.rank_times: deque[dict[tuple[str, str], dict[tuple[str, int], float]]] = deque(maxlen=8)
         """Of each finished step: pool and stage -> pod and process -> seconds that its worker took."""
 
@@ -353,7 +387,7 @@ class History:
             return GEN, "rollout"
         if pod.work.seen:
             return OTHER, UNKNOWN
-        return UNKNOWN, UNKNOWN
+        return (OTHER, "trainer") if pod.trains else (UNKNOWN, UNKNOWN)
 
     def _serves(self, pod: PodHistory) -> bool:
         """Say whether a pod that runs nothing itself may work for a rollout: its pool has servers, or none is known."""
@@ -392,6 +426,7 @@ class History:
         gpu.last = line
         gpu.watch(line)
         gap = seconds > GAP_SECONDS
+        self._stand(gpu, line)
         self._before(gpu, line)
         if not self.over:
             self._add(gpu, line, begin=line.t if gap or last_t is None else last_t)
@@ -422,13 +457,27 @@ class History:
             elif piece.role == UNKNOWN:
                 piece.role = role
             piece.end = until
-            _add_seconds(piece, line, until - since)
+            piece.seconds += until - since
+        _add_load(gpu.now[spans[-1][2]], line, spans[-1][1] - spans[-1][0])
         if whole or line.t - gpu.stage_since >= SETTLED_SECONDS:
             piece = gpu.now[spans[-1][2]]
             before = piece.peak_bytes or 0.0
             _add_memory(piece, line, whole=whole)
             if any(before < ratio * (gpu.total_bytes or 0.0) <= (piece.peak_bytes or 0.0) for ratio in ALARM_RATIOS):
                 self.alarms += 1
+
+    def _stand(self, gpu: GpuHistory, line: GpuLine) -> None:
+        """Add up the time in which a whole pool stands still."""
+        pool = gpu.pool
+        busy = self._busy.setdefault(pool, set())
+        since = line.t - self._looked_t.get(pool, line.t)
+        if not busy and 0 < since <= GAP_SECONDS:
+            self.standstill[pool, gpu.stage] = self.standstill.get((pool, gpu.stage), 0.0) + since
+        self._looked_t[pool] = line.t
+        if line.utilization is None or line.utilization >= IDLE_UTILIZATION:
+            busy.add(gpu.uuid)
+        else:
+            busy.discard(gpu.uuid)
 
     def _processes(self, gpu: GpuHistory, line: GpuLine) -> None:
         if line.processes is None:
@@ -440,7 +489,7 @@ class History:
             size = float(process.memory_used_bytes or 0)
             sizes[process.pid] = max(size, sizes.get(process.pid, 0.0))
         if self.trainer_only and not self.stages_told and sizes:
-            gpu.pod.work.listed(line.t, began=bool(gpu.before))
+            gpu.pod.work.listed(line.t, began=gpu.before is not None)
         gpu.processes = sizes
         gpu.titles = {p.pid: p.title for p in line.processes if p.title is not None}
         homes = gpu.pod.work.homes
@@ -456,9 +505,11 @@ class History:
 
     def _before(self, gpu: GpuHistory, line: GpuLine) -> None:
         """Remember what is held while no process of the job is there."""
-        if gpu.pod.work.first_seen is not None or line.memory_used_bytes is None or len(gpu.before) >= 600:
+        if gpu.pod.work.first_seen is not None or line.memory_used_bytes is None:
             return
-        gpu.before.append((line.t, float(line.memory_used_bytes), line.utilization or 0.0))
+        if gpu.before is None:
+            gpu.before = Before(line.t)
+        gpu.before.add(line.t, line.memory_used_bytes, line.utilization or 0.0)
 
     # Steps
 
@@ -501,6 +552,9 @@ class History:
             gpu.now = {}
             gpu.learn()
         self._rank_times()
+        self.standstills.update({(*key, self.step): seconds for key, seconds in self.standstill.items()})
+        self.standstills = {key: value for key, value in self.standstills.items() if key[2] > self.step - DEPTH}
+        self.standstill = {}
         self.step += 1
         self.revision += 1
         self.step_begin = t
@@ -556,7 +610,7 @@ class History:
         pod.shm_buckets.clear()
         self.helping = sum(p.work.generating(Kind.HELPER) for p in self.pods.values())
         for gpu in pod.gpus.values():
-            gpu.before = []
+            gpu.before = None
             gpu.now = {}
         self._restage(pod, t)
 
@@ -583,8 +637,7 @@ def _spans(gpu: GpuHistory, begin: float, end: float) -> Iterator[tuple[float, f
     yield since, end, stage, role
 
 
-def _add_seconds(piece: Piece, line: GpuLine, seconds: float) -> None:
-    piece.seconds += seconds
+def _add_load(piece: Piece, line: GpuLine, seconds: float) -> None:
     if line.utilization is not None:
         piece.known_seconds += seconds
         piece.busy_seconds += seconds * line.utilization

@@ -6,9 +6,9 @@ CLEAR --holds--> PENDING --held long enough--> RAISED --gone--> CLEARING --away 
 | gone: back to CLEAR                          | holds again: back to RAISED
 """
 
-from enum import StrEnum
-
 import msgspec
+
+from verl_gpumonitor.model.enums import StrEnum
 
 
 class AlertPhase(StrEnum):

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a rule is, and what several rules need. Pure."""
 
-from collections.abc import Callable, Iterable, Sequence
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
+from verl_gpumonitor.model.enums import StrEnum
 from verl_gpumonitor.model.findings import MAX_SCOPE, Evidence, Finding, Scope
 from verl_gpumonitor.model.vocabulary import UNKNOWN, Severity
 
@@ -45,6 +45,8 @@ class Cadence(StrEnum):
     """Each second of the trace."""
 
 
+Open = Mapping[str, str | None]
+"""Problems of a reason that are open now: key -> the stage they name."""
 Verdict = Sequence[Case] | None
 """What holds now; None: it cannot be judged, and what is open stays so."""
 
@@ -53,8 +55,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """One reason's rule."""
 
     reason: str
-    judge: Callable[[History, Thresholds, frozenset[str]], Verdict]
-    """History, thresholds and the keys of this reason that are open now, for which a rule may ask for less."""
+    judge: Callable[[History, Thresholds, Open], Verdict]
+    """History, thresholds, and what is open of this reason: for that a rule may ask for less, and keeps the stage."""
     cadence: Cadence = Cadence.TICK
     hold: Callable[[Thresholds], Holds] = lambda _: Holds(raise_seconds=0.0, clear_seconds=0.0)
     after_end: bool = False

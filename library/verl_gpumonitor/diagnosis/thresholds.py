@@ -51,7 +51,8 @@ class OomRisk(_Group, frozen=True):
     rising_least: Share = 0.02
     """The rise over these steps, as a share of the GPU's memory."""
     steps_left: Steps = 10
-    """It is a risk when the line through the peaks meets the end within so many steps."""
+    """It is a risk when the line through the peaks meets the end within so many steps, and no farther ahead than it
+    has been seen."""
     beside_peers: Share = 0.15
     """A GPU so much above the median of its pool..."""
     beside_peers_ratio: Share = 0.93
@@ -131,7 +132,10 @@ class SharedMemory(_Held, frozen=True):
 
     raise_seconds: Seconds = 10.0
     near_ratio: Share = 0.93
-    rising_from_ratio: Share = 0.75
+    small_near_ratio: Share = 0.85
+    """The same for a /dev/shm that was not made for a job."""
+    rising_from_ratio: Share = 0.88
+    small_rising_from_ratio: Share = 0.70
     rising_minutes: Annotated[int, Meta(ge=3, le=30)] = 4
     seconds_left: Seconds = 600.0
     correlation: Share = 0.9
@@ -152,7 +156,9 @@ class Imbalance(_Group, frozen=True):
     time_seconds: Seconds = 8.0
     """... and at least by this."""
     steps: Steps = 3
-    """The same GPUs must be odd in so many steps in a row; long answers fall on another one each time."""
+    """The same GPUs must be odd in so many steps in a row..."""
+    gen_steps: Steps = 5
+    """... and in so many rollouts: long answers fall on some GPU each time, by chance also on the same."""
 
 
 class Throttling(_Group, frozen=True):

@@ -9,7 +9,7 @@ Sources: NVIDIA's Xid catalogue; NVIDIA/k8s-device-plugin#2038 (application Xids
 """
 
 from verl_gpumonitor.diagnosis.history import History
-from verl_gpumonitor.diagnosis.rule import Case, Rule, Verdict, finding, gpu_name
+from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, finding, gpu_name
 from verl_gpumonitor.diagnosis.thresholds import Thresholds
 from verl_gpumonitor.diagnosis.xids import APPLICATION, HARDWARE
 from verl_gpumonitor.model.trace import XidLine
@@ -17,7 +17,7 @@ from verl_gpumonitor.model.trace import XidLine
 REASON = "ApplicationFault"
 
 
-def application_fault(history: History, thresholds: Thresholds, _: frozenset[str]) -> Verdict:
+def application_fault(history: History, thresholds: Thresholds, _: Open) -> Verdict:
     """Report the program's own Xids: one finding for one code, with all the GPUs that had it."""
     limits = thresholds.faults
     hardware = [x for x in history.xids if x.code in HARDWARE]

@@ -12,14 +12,14 @@ is silent.
 from collections.abc import Sequence
 
 from verl_gpumonitor.diagnosis.history import GpuHistory, History, PodHistory
-from verl_gpumonitor.diagnosis.rule import Case, Rule, Verdict, finding, gib, gpu_name
+from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, finding, gib, gpu_name
 from verl_gpumonitor.diagnosis.thresholds import Foreign, Thresholds
 
 REASON = "ForeignProcess"
 _OF_THE_JOB = ("ray::", "VLLM::", "sglang::", "vllm", "sglang", "trtllm", "verl", "torchrun", "multiprocessing", "ray/")
 
 
-def foreign_process(history: History, thresholds: Thresholds, _: frozenset[str]) -> Verdict:
+def foreign_process(history: History, thresholds: Thresholds, _: Open) -> Verdict:
     """Report each GPU on which somebody sits who belongs elsewhere."""
     cases = []
     for pod in history.pods.values():

@@ -12,7 +12,7 @@ NVIDIA/k8s-device-plugin#2038; NVIDIA/dcgm-exporter#348.
 """
 
 from verl_gpumonitor.diagnosis.history import GpuHistory, History
-from verl_gpumonitor.diagnosis.rule import Case, Rule, Verdict, finding, gpu_name
+from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, finding, gpu_name
 from verl_gpumonitor.diagnosis.thresholds import Thresholds
 from verl_gpumonitor.diagnosis.xids import HARDWARE, LOST
 from verl_gpumonitor.model.findings import Finding
@@ -21,7 +21,7 @@ from verl_gpumonitor.model.trace import XidLine
 REASON = "GPUFault"
 
 
-def gpu_fault(history: History, thresholds: Thresholds, _: frozenset[str]) -> Verdict:
+def gpu_fault(history: History, thresholds: Thresholds, _: Open) -> Verdict:
     """Report each GPU with a hardware fault."""
     return [*_by_xid(history, thresholds), *_by_nvml(history, thresholds)]
 

@@ -17,7 +17,18 @@ from collections.abc import Sequence
 import msgspec
 
 from verl_gpumonitor.diagnosis.history import GpuHistory, History
-from verl_gpumonitor.diagnosis.rule import ENGINE, PAUSES, TRAINING, Case, Rule, Verdict, duration, finding, percent
+from verl_gpumonitor.diagnosis.rule import (
+    ENGINE,
+    PAUSES,
+    TRAINING,
+    Case,
+    Open,
+    Rule,
+    Verdict,
+    duration,
+    finding,
+    percent,
+)
 from verl_gpumonitor.diagnosis.thresholds import Hang, Thresholds
 from verl_gpumonitor.diagnosis.work import OTHER
 from verl_gpumonitor.model.findings import Evidence
@@ -44,7 +55,7 @@ class Stillness(msgspec.Struct, frozen=True, kw_only=True):
     still: Sequence[GpuHistory]
 
 
-def hang(history: History, thresholds: Thresholds, open_keys: frozenset[str]) -> Verdict:
+def hang(history: History, thresholds: Thresholds, open_now: Open) -> Verdict:
     """Report each pool that makes no progress."""
     if history.phase not in (None, "Running") or any(pod.phase == "Failed" for pod in history.pods.values()):
         return []
@@ -53,7 +64,7 @@ def hang(history: History, thresholds: Thresholds, open_keys: frozenset[str]) ->
         stillness = _stillness(history, gpus)
         if stillness is None:
             continue
-        if pool in open_keys or _hangs(history, stillness, thresholds.hang):
+        if pool in open_now or _hangs(history, stillness, thresholds.hang):
             cases.append(_case(history, pool, stillness))
     return cases
 

@@ -13,7 +13,7 @@ it, also without any sign before; our own container is not the job's.
 from typing import Final
 
 from verl_gpumonitor.diagnosis.history import History, PodHistory
-from verl_gpumonitor.diagnosis.rule import Case, Rule, Verdict, duration, finding, fit, gib, percent
+from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, duration, finding, fit, gib, percent
 from verl_gpumonitor.diagnosis.thresholds import HostMemory, Thresholds
 from verl_gpumonitor.model.findings import Evidence
 from verl_gpumonitor.model.vocabulary import Severity
@@ -24,14 +24,14 @@ _SETTLED_SECONDS = 600.0
 _RSS_SECONDS = 180.0
 
 
-def host_memory(history: History, thresholds: Thresholds, open_keys: frozenset[str]) -> Verdict:
+def host_memory(history: History, thresholds: Thresholds, open_now: Open) -> Verdict:
     """Report each pod whose host memory is at risk, or was exceeded."""
     cases = []
     for pod in history.pods.values():
         if any(line.reason == "OOMKilled" and line.container != OWN_CONTAINER for line in pod.ends):
             cases.append(_killed(pod))
         elif not history.over and not pod.ended:
-            case = _at_risk(history, pod, thresholds.host_memory, is_open=pod.name in open_keys)
+            case = _at_risk(history, pod, thresholds.host_memory, is_open=pod.name in open_now)
             cases += [case] if case is not None else []
     return cases
 
@@ -78,10 +78,10 @@ def _at_risk(history: History, pod: PodHistory, limits: HostMemory, *, is_open: 
     if limit is None or line is None or line.memory_used_bytes is None or not pod.host_buckets:
         return None
     ratio = line.memory_used_bytes / limit
+    if _mostly_cache(pod, limit, limits):
+        return None
     left = _seconds_left(history, pod, limit, limits)
-    near = ratio >= limits.near_ratio - (0.01 if is_open else 0.0) and not (
-        left is None and _mostly_cache(pod, limit, limits)
-    )
+    near = ratio >= limits.near_ratio - (0.01 if is_open else 0.0)
     if not near and left is None:
         return None
     evidence: Evidence = {**_sizes(pod), "missing_bytes": max(0, round(line.memory_used_bytes - 0.9 * limit))}

@@ -12,14 +12,14 @@ that time. Source: ovg-project/kvcached#29.
 from collections.abc import Sequence
 
 from verl_gpumonitor.diagnosis.history import GpuHistory, History, PodHistory
-from verl_gpumonitor.diagnosis.rule import Case, Rule, Verdict, finding, gib, subject
+from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, finding, gib, subject
 from verl_gpumonitor.diagnosis.thresholds import Leftover, Thresholds
 from verl_gpumonitor.model.history import IDLE_UTILIZATION
 
 REASON = "LeftoverMemory"
 
 
-def leftover_memory(history: History, thresholds: Thresholds, _: frozenset[str]) -> Verdict:
+def leftover_memory(history: History, thresholds: Thresholds, _: Open) -> Verdict:
     """Report, for each pod, the GPUs that were not free when it began."""
     cases = []
     for pod in history.pods.values():
@@ -33,13 +33,12 @@ def leftover_memory(history: History, thresholds: Thresholds, _: frozenset[str])
 def _held(gpu: GpuHistory, limits: Leftover) -> float | None:
     """Return what lay on a GPU while the job had not begun; None if it was free, or if that cannot be said."""
     before = gpu.before
-    if len(before) < 3 or before[-1][0] - before[0][0] < limits.seconds or not gpu.total_bytes:
+    if before is None or before.lines < 3 or before.end - before.begin < limits.seconds or not gpu.total_bytes:
         return None
-    sizes = [size for _, size, _ in before]
-    flat = max(sizes) - min(sizes) <= limits.flat_ratio * gpu.total_bytes
-    quiet = max(utilization for _, _, utilization in before) < IDLE_UTILIZATION
+    flat = before.highest_bytes - before.lowest_bytes <= limits.flat_ratio * gpu.total_bytes
+    quiet = before.busiest < IDLE_UTILIZATION
     least = max(limits.least_bytes, limits.least_ratio * gpu.total_bytes)
-    return min(sizes) if flat and quiet and min(sizes) >= least else None
+    return before.lowest_bytes if flat and quiet and before.lowest_bytes >= least else None
 
 
 def _before_the_job(pod: PodHistory, held: Sequence[GpuHistory], limits: Leftover) -> bool:
@@ -48,7 +47,7 @@ def _before_the_job(pod: PodHistory, held: Sequence[GpuHistory], limits: Leftove
         return work.first_began
     if all(gpu.processes_t is not None and not gpu.processes for gpu in held):
         return True
-    free = [gpu for gpu in pod.gpus.values() if gpu.before and gpu.before[-1][1] < limits.least_bytes]
+    free = [gpu for gpu in pod.gpus.values() if gpu.before and gpu.before.newest_bytes < limits.least_bytes]
     return bool(free) and len(held) < len(pod.gpus)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import msgspec
 
 from verl_gpumonitor.diagnosis.history import WINDOW_SECONDS, GpuHistory, History
-from verl_gpumonitor.diagnosis.rule import TRAINING, Cadence, Case, Rule, Verdict, duration, finding, percent
+from verl_gpumonitor.diagnosis.rule import TRAINING, Cadence, Case, Open, Rule, Verdict, duration, finding, percent
 from verl_gpumonitor.diagnosis.thresholds import LowUtilization, Thresholds
 from verl_gpumonitor.diagnosis.work import GEN, OTHER
 from verl_gpumonitor.model.findings import Evidence
@@ -35,10 +35,10 @@ class Waste(msgspec.Struct, frozen=True, kw_only=True):
     """Of the step."""
     utilization: float
     idle: float
-    """Least part of the stage in which a GPU stood still: so long they all did."""
+    """Part of the stage in which all of them stood still."""
 
 
-def low_utilization(history: History, thresholds: Thresholds, _: frozenset[str]) -> Verdict:
+def low_utilization(history: History, thresholds: Thresholds, _: Open) -> Verdict:
     """Report the stages of each pool that waste GPU time."""
     limits = thresholds.low_utilization
     cases = []
@@ -54,20 +54,20 @@ def low_utilization(history: History, thresholds: Thresholds, _: frozenset[str])
             if stage == OTHER and len(pools) > 1:
                 # A trainer beside other pools waits for them by design.
                 continue
-            cases += _stage(pool, gpus, stage, limits)
+            cases += _stage(history, pool, gpus, stage, limits)
     return cases
 
 
-def _stage(pool: str, gpus: Sequence[GpuHistory], stage: str, limits: LowUtilization) -> list[Case]:
+def _stage(history: History, pool: str, gpus: Sequence[GpuHistory], stage: str, limits: LowUtilization) -> list[Case]:
     steps = sorted({p.step for gpu in gpus for past in gpu.past.values() for p in past} - {0})[-limits.steps :]
-    wastes = [_waste(gpus, stage, step) for step in steps]
+    wastes = [_waste(history, pool, gpus, stage, step) for step in steps]
     known = [w for w in wastes if w is not None and _wastes(stage, w, limits)]
     if len(known) < limits.steps:
         return []
     return [_case(pool, gpus, stage, known)]
 
 
-def _waste(gpus: Sequence[GpuHistory], stage: str, step: int) -> Waste | None:
+def _waste(history: History, pool: str, gpus: Sequence[GpuHistory], stage: str, step: int) -> Waste | None:
     pieces: list[Piece] = []
     lengths = []
     for gpu in gpus:
@@ -82,7 +82,7 @@ def _waste(gpus: Sequence[GpuHistory], stage: str, step: int) -> Waste | None:
         seconds=seconds,
         share=seconds / max(lengths),
         utilization=sum(p.busy_seconds for p in pieces) / sum(p.known_seconds for p in pieces),
-        idle=min(p.idle_ratio or 0.0 for p in pieces),
+        idle=min(1.0, history.standstills.get((pool, stage, step), 0.0) / seconds) if seconds > 0 else 0.0,
     )
 
 

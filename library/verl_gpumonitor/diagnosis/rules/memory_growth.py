@@ -4,9 +4,10 @@
 
 Within a step memory goes up and down as stages follow each other, so a stage is compared with itself in other steps,
 by its floor and by its peak. A leak raises all stages alike, also those in which the engine sleeps
-(hiyouga/EasyR1#11002); growing answers raise one, and by more before it is worth a word. Noise has no direction:
-the rise must be a line over eight steps. What fills up in the first steps and then stays (allocator caches, captured
-graphs) is no growth: much of the rise must lie in the second half.
+(hiyouga/EasyR1#11002); growing answers raise one, and by more before it is worth a word. Noise has no direction: the
+rise must be a line over eight steps. What fills up in the first steps and then stays (allocator caches, captured
+graphs) is no growth: much of the rise must lie in the second half. From where a rise of one stage is a risk, it is
+OOMRisk's to tell.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from itertools import pairwise
 import msgspec
 
 from verl_gpumonitor.diagnosis.history import GpuHistory, History
-from verl_gpumonitor.diagnosis.rule import Cadence, Case, Rule, Verdict, finding, fit, gib, median, subject
+from verl_gpumonitor.diagnosis.rule import Cadence, Case, Open, Rule, Verdict, finding, fit, gib, median, subject
 from verl_gpumonitor.diagnosis.thresholds import MemoryGrowth, Thresholds
 from verl_gpumonitor.model.findings import Evidence
 
@@ -34,22 +35,36 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     levels: Sequence[float]
     what: str
     """`floor` or `peak`."""
+    seconds: float
+    """Of the stage in a step: where several grow, the longest is named."""
+    peak: float
+    """Highest peak of the last step, whatever was looked at."""
 
 
-def memory_growth(history: History, thresholds: Thresholds, open_keys: frozenset[str]) -> Verdict:
-    """Report each pool with growth; one finding, for the stage that grew most."""
+def memory_growth(history: History, thresholds: Thresholds, open_now: Open) -> Verdict:
+    """Report each pool with growth; one finding, for the longest stage that grew."""
     limits = thresholds.memory_growth
     cases = []
     for pool, gpus in history.pools().items():
-        stages = sorted({stage for gpu in gpus for stage in gpu.past} - {"init"})
-        grown = [growth for stage in stages if (growth := _stage_growth(gpus, stage, limits)) is not None]
+        known = sorted(
+            stage for stage in {s for gpu in gpus for s in gpu.past} - {"init"} if _told(gpus, stage, limits)
+        )
+        grown = [growth for stage in known if (growth := _stage_growth(gpus, stage, limits)) is not None]
         if not grown:
             continue
-        everywhere = len(grown) * 2 >= len(stages)
-        worst = max(grown, key=lambda growth: (growth.rise, growth.stage))
-        if everywhere or worst.rise >= limits.least_alone or pool in open_keys:
+        everywhere = len(grown) * 2 >= len(known)
+        told = [growth for growth in grown if growth.stage == open_now.get(pool)]
+        worst = max(told or grown, key=lambda growth: (growth.seconds, growth.stage))
+        most = max(growth.rise for growth in grown)
+        alone = most >= limits.least_alone and worst.peak < thresholds.oom_risk.rising_from_ratio
+        if everywhere or alone or pool in open_now:
             cases.append(_case(pool, worst, len(grown), everywhere=everywhere))
     return cases
+
+
+def _told(gpus: Sequence[GpuHistory], stage: str, limits: MemoryGrowth) -> bool:
+    """Say whether a stage was seen in steps enough; a short one escapes a sampler that looks each 10 s."""
+    return any(len(_levels(gpu, stage, "floor", limits.steps)) == limits.steps for gpu in gpus)
 
 
 def _stage_growth(gpus: Sequence[GpuHistory], stage: str, limits: MemoryGrowth) -> Growth | None:
@@ -82,6 +97,8 @@ def _growth(gpus: Sequence[GpuHistory], stage: str, what: str, limits: MemoryGro
         gpus=sorted(grown, key=lambda gpu: (-whole[gpu.uuid][-1], gpu.uuid)),
         levels=common,
         what=what,
+        seconds=median(piece.seconds for piece in grown[0].pieces(stage)) or 0.0,
+        peak=max((levels[-1] for gpu in grown if (levels := _levels(gpu, stage, "peak", 1))), default=0.0),
     )
 
 
@@ -89,10 +106,9 @@ def _levels(gpu: GpuHistory, stage: str, what: str, steps: int) -> list[float]:
     total = gpu.total_bytes
     if not total:
         return []
-    pieces = [p for p in gpu.pieces(stage) if p.step > 0][-steps:]
+    pieces = [p for p in gpu.pieces(stage, 2 * steps) if p.step > 0]
     sizes = [p.floor_bytes if what == "floor" else p.peak_bytes for p in pieces]
-    known = [size / total for size in sizes if size is not None]
-    return known if len(known) == len(sizes) else []
+    return [size / total for size in sizes if size is not None][-steps:]
 
 
 def _grows(levels: Sequence[float], limits: MemoryGrowth, least: float) -> bool:
@@ -111,7 +127,7 @@ def _grows(levels: Sequence[float], limits: MemoryGrowth, least: float) -> bool:
 def _case(pool: str, growth: Growth, stages: int, *, everywhere: bool) -> Case:
     total = growth.gpus[0].total_bytes or 0
     per_step = growth.per_step * total
-    where = f"in {stages} stages, most in {growth.stage}" if stages > 1 else f"in {growth.stage}"
+    where = f"in {stages} stages, among them {growth.stage}" if stages > 1 else f"in {growth.stage}"
     why = "as a leak does" if everywhere and stages > 1 else "as growing answers do"
     message = (
         f"{subject(growth.gpus)}: memory grows by {gib(per_step)} a step {where}, {why};"

@@ -27,6 +27,7 @@ from verl_gpumonitor.diagnosis.rule import (
     TRAINING,
     Cadence,
     Case,
+    Open,
     Rule,
     Verdict,
     few,
@@ -52,6 +53,8 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
 
     gpu: GpuHistory
     ratios: Sequence[float]
+    earlier: float
+    """Highest peak before these."""
     floor: float | None
     seconds: float
 
@@ -76,12 +79,12 @@ class Risk(msgspec.Struct, frozen=True, kw_only=True):
     """Median of the pool."""
 
 
-def oom_risk(history: History, thresholds: Thresholds, open_keys: frozenset[str]) -> Verdict:
+def oom_risk(history: History, thresholds: Thresholds, open_now: Open) -> Verdict:
     """Judge each stage of each pool."""
     cases: list[Case] = []
     for pool, gpus in history.pools().items():
-        risks = [risk for stage in _stages(gpus) if (risk := _risk(history, gpus, stage, thresholds, open_keys, pool))]
-        cases += _joined(pool, risks, thresholds.oom_risk, open_keys)
+        risks = [risk for stage in _stages(gpus) if (risk := _risk(history, gpus, stage, thresholds, open_now, pool))]
+        cases += _joined(pool, risks, thresholds.oom_risk, open_now)
     return cases
 
 
@@ -89,21 +92,31 @@ def _stages(gpus: Sequence[GpuHistory]) -> list[str]:
     return sorted({stage for gpu in gpus for stage in (*gpu.past, *gpu.now)} - {"init"})
 
 
-def _courses(gpus: Sequence[GpuHistory], stage: str) -> list[Course]:
+def _courses(gpus: Sequence[GpuHistory], stage: str, *, critical: float) -> list[Course]:
     courses = []
     for gpu in gpus:
         total = gpu.total_bytes
-        pieces = [*gpu.pieces(stage, _LAST), *([gpu.now[stage]] if stage in gpu.now else [])]
+        pieces = gpu.pieces(stage, _LAST)
+        live = gpu.now.get(stage)
+        if total and live is not None and (live.peak_bytes or 0.0) >= critical * total:
+            # A step that is not over may still rise; what it has so far counts if it is at the end already.
+            pieces = [*pieces, live]
         if not total or not pieces:
             continue
         ratios = [p.peak_bytes / total for p in pieces if p.peak_bytes is not None]
-        if stage in gpu.now and len(ratios) > 1 and ratios[-1] < ratios[-2]:
-            # The running step may still rise; until it passes the one before it says nothing.
-            ratios.pop()
+        old = [p.peak_bytes / total for p in gpu.pieces(stage)[: -len(pieces)] if p.peak_bytes is not None]
         floors = [p.floor_bytes for p in pieces if p.floor_bytes is not None]
         if ratios:
             seconds = max(p.seconds for p in pieces)
-            courses.append(Course(gpu=gpu, ratios=ratios, floor=min(floors, default=None), seconds=seconds))
+            courses.append(
+                Course(
+                    gpu=gpu,
+                    ratios=ratios,
+                    earlier=max(old, default=0.0),
+                    floor=min(floors, default=None),
+                    seconds=seconds,
+                )
+            )
     return courses
 
 
@@ -112,17 +125,17 @@ def _risk(
     gpus: Sequence[GpuHistory],
     stage: str,
     thresholds: Thresholds,
-    open_keys: frozenset[str],
+    open_now: Open,
     pool: str,
 ) -> Risk | None:
     limits = thresholds.oom_risk
-    courses = _courses(gpus, stage)
+    courses = _courses(gpus, stage, critical=limits.critical_ratio)
     if not courses:
         return None
     told = history.stages_told
     if told and stage in (RESUME, OTHER, UNKNOWN):
-        return _resume(courses, stage, limits)
-    is_open = f"{pool}/{stage}" in open_keys
+        return _resume(courses, stage, limits, is_open=f"{pool}/{RESUME}" in open_now)
+    is_open = f"{pool}/{stage}" in open_now
     near = _near_ratio(stage, told=told, limits=limits)
     found = _rising(courses, stage, limits, near=near)
     if found is None and near is not None:
@@ -154,20 +167,21 @@ def _fullest(courses: Sequence[Course]) -> list[Course]:
 
 
 def _rising(courses: Sequence[Course], stage: str, limits: OomRisk, *, near: float | None) -> Risk | None:
-    """Look for a rise in what the pool's GPUs have in common, and then in each by itself."""
-    together = list(_together(courses))
-    slope = _slope(together, limits, stage=stage, near=near)
-    at = list(courses)
-    if slope is None or len(courses) < 3:
-        alone = [(c, s) for c in courses if (s := _slope(c.ratios, limits, stage=stage, near=near, strict=True))]
-        if slope is None and not alone:
-            return None
-        if slope is None:
-            at = [c for c, _ in alone]
-            slope = max(s for _, s in alone)
-    top = max(course.last for course in at)
-    left = max(0.0, (limits.full_ratio - top) / slope)
-    if left > limits.steps_left:
+    """Look for a rise in what the pool's GPUs have in common, and then in each by itself.
+
+    A rise is new heights: a newest peak below one of long ago is noise.
+    """
+    rise = _rise(list(_together(courses)), limits, stage=stage, near=near)
+    at = [course for course in courses if course.last >= course.earlier]
+    if rise is None:
+        alone = [(r, c) for c in at if (r := _rise(c.ratios, limits, stage=stage, near=near, strict=True)) is not None]
+        at = [course for _, course in alone]
+        rise = max((r for r, _ in alone), default=None)
+    if rise is None or not at:
+        return None
+    slope, seen = rise
+    left = max(0.0, (limits.full_ratio - max(course.last for course in at)) / slope)
+    if left > min(limits.steps_left, seen):
         return None
     role = _role(courses, stage)
     return Risk(stage=stage, role=role, why="rising", courses=_fullest(at), per_step=slope, steps_left=left)
@@ -180,17 +194,17 @@ def _together(courses: Sequence[Course]) -> Iterator[float]:
         yield median(course.ratios[place] for course in courses) or 0.0
 
 
-def _slope(
+def _rise(
     ratios: Sequence[float], limits: OomRisk, *, stage: str, near: float | None, strict: bool = False
-) -> float | None:
-    """Return by how much the peaks rise a step; None if they do not, or not surely.
+) -> tuple[float, int] | None:
+    """Return by how much the peaks rise a step, and over how many it was seen; None if they do not, or not surely.
 
     The last steps count as well as the whole: what fills up at first and then stays is no rise.
     """
     engine = near is None or stage in ENGINE
     need = limits.rising_steps + (1 if engine else 0)
     correlation = limits.rising_correlation + (0.04 if engine or strict else 0.0)
-    for length in range(need, min(_LAST, len(ratios)) + 1):
+    for length in range(min(_LAST, len(ratios)), need - 1, -1):
         last = ratios[-length:]
         line = fit(last)
         recent = (last[-1] - last[-3]) / 2
@@ -198,7 +212,7 @@ def _slope(
         least = limits.rising_least * (1.5 if engine else 1.0)
         low = limits.rising_from_ratio + (0.07 if engine else 0.0)
         if line.correlation >= correlation and slope > 0 and last[-1] - last[0] >= least and last[-1] >= low:
-            return slope
+            return slope, length
     return None
 
 
@@ -226,7 +240,7 @@ def _peers(courses: Sequence[Course], stage: str, limits: OomRisk) -> Risk | Non
     return Risk(stage=stage, role=_role(courses, stage), why="peers", courses=_fullest(odd), middle=middle)
 
 
-def _resume(courses: Sequence[Course], stage: str, limits: OomRisk) -> Risk | None:
+def _resume(courses: Sequence[Course], stage: str, limits: OomRisk, *, is_open: bool) -> Risk | None:
     """Judge the window in which the rollout resumes: above generation's own level, and near the end."""
     at_risk = []
     for course in courses:
@@ -235,12 +249,13 @@ def _resume(courses: Sequence[Course], stage: str, limits: OomRisk) -> Risk | No
         if level is None or not total:
             continue
         above = [r for r in course.ratios if r >= level / total + limits.resume_above_gen]
-        if len(above) < 2 or course.last not in above[-1:]:
+        if is_open and above and course.ratios.index(above[-1]) >= len(course.ratios) - 3:
+            at_risk.append(course)
+        if is_open or len(above) < 2 or course.last != above[-1]:
             continue
-        slope = _slope(above, limits, stage=stage, near=limits.near_ratio)
-        if min(above[-2:]) >= limits.near_ratio or (
-            slope is not None and (limits.full_ratio - above[-1]) / slope <= limits.steps_left
-        ):
+        rise = _rise(above, limits, stage=stage, near=limits.near_ratio)
+        soon = rise is not None and (limits.full_ratio - above[-1]) / rise[0] <= min(limits.steps_left, rise[1])
+        if soon or min(above[-2:]) >= limits.near_ratio:
             at_risk.append(course)
     if not at_risk:
         return None
@@ -248,19 +263,23 @@ def _resume(courses: Sequence[Course], stage: str, limits: OomRisk) -> Risk | No
     return Risk(stage=RESUME, role=role, why="resume", courses=_fullest(at_risk))
 
 
-def _joined(pool: str, risks: Sequence[Risk], limits: OomRisk, open_keys: frozenset[str]) -> list[Case]:
+def _joined(pool: str, risks: Sequence[Risk], limits: OomRisk, open_now: Open) -> list[Case]:
     """Make cases; stages that are full by the same thing become one."""
     static = [r for r in risks if r.why in ("near", "peers")]
     moving = [r for r in risks if r.why not in ("near", "peers")]
-    if len(static) >= 3:
+    if len(static) >= (2 if any(_beside_peers(r, limits) for r in static) else 3):
         keys = {f"{pool}/{r.stage}": r for r in static}
-        known = [r for key, r in keys.items() if key in open_keys]
+        known = [r for key, r in keys.items() if key in open_now]
         chosen = known[0] if known else max(static, key=lambda r: (r.courses[0].seconds, r.stage))
         static = [chosen]
     merged: dict[str, Risk] = {}
     for risk in (*moving, *static):
         merged.setdefault(f"{pool}/{risk.stage}", risk)
     return [Case(key=key, finding=_finding(risk, limits)) for key, risk in merged.items()]
+
+
+def _beside_peers(risk: Risk, limits: OomRisk) -> bool:
+    return risk.middle is not None and risk.courses[0].last - risk.middle >= limits.beside_peers
 
 
 def _finding(risk: Risk, limits: OomRisk) -> Finding:
@@ -284,7 +303,7 @@ def _finding(risk: Risk, limits: OomRisk) -> Finding:
         evidence["steps_left"] = round(risk.steps_left, 1)
     if risk.middle is not None:
         evidence["pool_peak_bytes"] = round(risk.middle * total)
-        evidence["beside_peers"] = int(worst.last - risk.middle >= limits.beside_peers)
+        evidence["beside_peers"] = int(_beside_peers(risk, limits))
     critical = worst.last >= limits.critical_ratio or (risk.steps_left is not None and risk.steps_left <= 1.5)
     return finding(
         REASON,

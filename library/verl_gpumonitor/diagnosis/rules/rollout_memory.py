@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 
 from verl_gpumonitor.diagnosis.history import GpuHistory, History
-from verl_gpumonitor.diagnosis.rule import TRAINING, Cadence, Case, Rule, Verdict, finding, gib, subject
+from verl_gpumonitor.diagnosis.rule import TRAINING, Cadence, Case, Open, Rule, Verdict, finding, gib, subject
 from verl_gpumonitor.diagnosis.thresholds import RolloutMemory, Thresholds
 from verl_gpumonitor.diagnosis.work import GEN
 
@@ -22,7 +22,7 @@ REASON = "RolloutMemoryNotReleased"
 _KEEPS_AWAKE = re.compile(r"(?:free_cache_engine|enable_sleep_mode)=['\"]?false", re.IGNORECASE)
 
 
-def rollout_memory(history: History, thresholds: Thresholds, _: frozenset[str]) -> Verdict:
+def rollout_memory(history: History, thresholds: Thresholds, _: Open) -> Verdict:
     """Report, for each pool, the GPUs whose engine keeps its memory while training runs."""
     if _KEEPS_AWAKE.search(history.entrypoint):
         return []

@@ -9,7 +9,7 @@ three quarters full and stays so is well.
 """
 
 from verl_gpumonitor.diagnosis.history import History, PodHistory
-from verl_gpumonitor.diagnosis.rule import Case, Rule, Verdict, duration, finding, fit, gib, percent
+from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, duration, finding, fit, gib, percent
 from verl_gpumonitor.diagnosis.thresholds import SharedMemory, Thresholds
 from verl_gpumonitor.model.findings import Evidence
 
@@ -18,11 +18,11 @@ _SMALL = 2**30
 """A /dev/shm below this was not made for a job, and one more loader worker fills it."""
 
 
-def shared_memory(history: History, thresholds: Thresholds, open_keys: frozenset[str]) -> Verdict:
+def shared_memory(history: History, thresholds: Thresholds, open_now: Open) -> Verdict:
     """Report each pod whose /dev/shm is nearly full, or will soon be."""
     cases = []
     for pod in history.pods.values():
-        case = None if pod.ended else _at_risk(pod, thresholds.shared_memory, is_open=pod.name in open_keys)
+        case = None if pod.ended else _at_risk(pod, thresholds.shared_memory, is_open=pod.name in open_now)
         cases += [case] if case is not None else []
     return cases
 
@@ -32,8 +32,10 @@ def _at_risk(pod: PodHistory, limits: SharedMemory, *, is_open: bool) -> Case | 
     if line is None or line.shm_used_bytes is None or not line.shm_size_bytes:
         return None
     ratio = line.shm_used_bytes / line.shm_size_bytes
-    near = limits.near_ratio - (0.1 if line.shm_size_bytes < _SMALL else 0.0) - (0.02 if is_open else 0.0)
-    left = _seconds_left(pod, float(line.shm_size_bytes), limits)
+    small = line.shm_size_bytes < _SMALL
+    near = (limits.small_near_ratio if small else limits.near_ratio) - (0.02 if is_open else 0.0)
+    rising_from = limits.small_rising_from_ratio if small else limits.rising_from_ratio
+    left = _seconds_left(pod, float(line.shm_size_bytes), limits, rising_from)
     if ratio < near and left is None:
         return None
     message = (
@@ -47,13 +49,13 @@ def _at_risk(pod: PodHistory, limits: SharedMemory, *, is_open: bool) -> Case | 
     return Case(key=pod.name, finding=finding(REASON, message, pods=(pod.name,), evidence=evidence))
 
 
-def _seconds_left(pod: PodHistory, size: float, limits: SharedMemory) -> float | None:
+def _seconds_left(pod: PodHistory, size: float, limits: SharedMemory, rising_from: float) -> float | None:
     minutes = [value / size for _, value in pod.shm_buckets][:-1][-limits.rising_minutes :]
     if len(minutes) < limits.rising_minutes:
         return None
     line = fit(minutes)
     newest = max(minutes[-1], pod.shm_buckets[-1][1] / size)
-    if line.slope <= 0 or line.correlation < limits.correlation or newest < limits.rising_from_ratio:
+    if line.slope <= 0 or line.correlation < limits.correlation or newest < rising_from:
         return None
     left = 60.0 * (1.0 - newest) / line.slope
     return max(0.0, left) if left <= limits.seconds_left else None

@@ -9,7 +9,7 @@ MIG does not give.
 """
 
 from verl_gpumonitor.diagnosis.history import GpuHistory, History, PodHistory
-from verl_gpumonitor.diagnosis.rule import Case, Rule, Verdict, finding, subject
+from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, finding, subject
 from verl_gpumonitor.diagnosis.thresholds import Telemetry, Thresholds
 from verl_gpumonitor.diagnosis.xids import LOST
 
@@ -18,7 +18,7 @@ from .telemetry_unavailable import blind
 REASON = "TelemetryPartial"
 
 
-def telemetry_partial(history: History, thresholds: Thresholds, _: frozenset[str]) -> Verdict:
+def telemetry_partial(history: History, thresholds: Thresholds, _: Open) -> Verdict:
     """Report, for each pod of which something is known, what is missing."""
     limits = thresholds.telemetry
     cases = []

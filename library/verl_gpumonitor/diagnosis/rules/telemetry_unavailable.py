@@ -10,13 +10,13 @@ GPUs away).
 """
 
 from verl_gpumonitor.diagnosis.history import History, PodHistory
-from verl_gpumonitor.diagnosis.rule import Case, Rule, Verdict, duration, finding
+from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, duration, finding
 from verl_gpumonitor.diagnosis.thresholds import Telemetry, Thresholds
 
 REASON = "TelemetryUnavailable"
 
 
-def telemetry_unavailable(history: History, thresholds: Thresholds, _: frozenset[str]) -> Verdict:
+def telemetry_unavailable(history: History, thresholds: Thresholds, _: Open) -> Verdict:
     """Report each pod with GPUs of which nothing is known."""
     cases = []
     for pod in history.pods.values():

@@ -11,7 +11,7 @@ clocks-event reasons.
 from collections.abc import Sequence
 
 from verl_gpumonitor.diagnosis.history import GpuHistory, History
-from verl_gpumonitor.diagnosis.rule import Case, Rule, Verdict, finding, percent, subject
+from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, finding, percent, subject
 from verl_gpumonitor.diagnosis.thresholds import Thresholds, Throttling
 from verl_gpumonitor.model.findings import Evidence
 from verl_gpumonitor.model.history import Piece
@@ -19,12 +19,12 @@ from verl_gpumonitor.model.history import Piece
 REASON = "Throttled"
 
 
-def throttled(history: History, thresholds: Thresholds, open_keys: frozenset[str]) -> Verdict:
+def throttled(history: History, thresholds: Thresholds, open_now: Open) -> Verdict:
     """Report, for each pool, the GPUs that are held down, with the stage that suffers most."""
     limits = thresholds.throttling
     cases = []
     for pool, gpus in history.pools().items():
-        found = [(worst, gpu) for gpu in gpus if (worst := _worst(gpu, limits, is_open=pool in open_keys)) is not None]
+        found = [(worst, gpu) for gpu in gpus if (worst := _worst(gpu, limits, is_open=pool in open_now)) is not None]
         if found:
             found.sort(key=lambda pair: (-(pair[0].throttled_ratio or 0.0), pair[1].uuid))
             cases.append(_case(pool, found[0][0], [gpu for _, gpu in found]))

@@ -19,6 +19,7 @@ from verl_gpumonitor.diagnosis.rule import (
     TRAINING,
     Cadence,
     Case,
+    Open,
     Rule,
     Verdict,
     duration,
@@ -37,6 +38,7 @@ from verl_gpumonitor.model.history import Piece
 REASON = "Imbalance"
 MEMORY, UTILIZATION, TIME = "memory", "utilization", "time"
 _LEAST_SECONDS = 5.0
+_LEAST_SAMPLES = 5
 """A shorter stage has too few samples to compare by."""
 _COMPARED = TRAINING | {GEN, "other", "unknown"}
 
@@ -51,13 +53,13 @@ class Odd(msgspec.Struct, frozen=True, kw_only=True):
     """The oddest first."""
     value: float
     middle: float
-    weight: float
-    """How far the oddest is off, to find the stage that shows it best."""
+    seconds: float
+    """Of the stage in a step: of several stages that show it the longest is named."""
     compared: int
 
 
-def uneven(history: History, thresholds: Thresholds, _: frozenset[str]) -> Verdict:
-    """Report, for each pool and metric, the GPUs that are odd, in the stage that shows it best."""
+def uneven(history: History, thresholds: Thresholds, open_now: Open) -> Verdict:
+    """Report, for each pool and metric, the GPUs that are odd, in the longest stage that shows it."""
     limits = thresholds.imbalance
     cases = []
     for pool, gpus in history.pools().items():
@@ -72,8 +74,10 @@ def uneven(history: History, thresholds: Thresholds, _: frozenset[str]) -> Verdi
         for metric in (MEMORY, UTILIZATION, TIME):
             found = [o for o in odd if o is not None and o.metric == metric]
             if found:
-                worst = max(found, key=lambda o: (o.weight, o.stage))
-                cases.append(Case(key=f"{pool}/{metric}", finding=_finding(worst)))
+                key = f"{pool}/{metric}"
+                told = [o for o in found if o.stage == open_now.get(key)]
+                longest = max(told or found, key=lambda o: (o.seconds, o.stage))
+                cases.append(Case(key=key, finding=_finding(longest)))
     return cases
 
 
@@ -92,7 +96,8 @@ def _columns(
     by_step: dict[int, dict[GpuHistory, float]] = {}
     for gpu in gpus:
         for piece in gpu.pieces(stage, steps + 1):
-            known = value(gpu, piece) if piece.seconds >= _LEAST_SECONDS else None
+            least = max(_LEAST_SECONDS, _LEAST_SAMPLES * gpu.interval)
+            known = value(gpu, piece) if piece.seconds >= least else None
             if known is not None:
                 by_step.setdefault(piece.step, {})[gpu] = known
     last = [by_step[step] for step in sorted(by_step)][-steps:]
@@ -117,6 +122,10 @@ def _always_odd(
     return sorted(always, key=lambda gpu: (-abs(last[gpu] - usual), gpu.uuid)), usual
 
 
+def _seconds(gpu: GpuHistory, stage: str) -> float:
+    return median(piece.seconds for piece in gpu.pieces(stage)) or 0.0
+
+
 def _role(gpu: GpuHistory, stage: str) -> str:
     return gpu.past[stage][-1].role
 
@@ -135,7 +144,8 @@ def _peak_ratio(gpu: GpuHistory, piece: Piece) -> float | None:
 
 
 def _load(gpus: Sequence[GpuHistory], stage: str, limits: Imbalance) -> Odd | None:
-    columns = _columns(gpus, stage, lambda _, piece: piece.utilization, limits.steps)
+    steps = limits.gen_steps if stage == GEN else limits.steps
+    columns = _columns(gpus, stage, lambda _, piece: piece.utilization, steps)
     if not columns or min(max(column.values()) for column in columns) < limits.utilization_busy:
         return None
     found = _always_odd(columns, lambda value, middle: abs(value - middle) >= limits.utilization_difference)
@@ -157,7 +167,7 @@ def _odd(
         gpus=gpus,
         value=value,
         middle=middle,
-        weight=abs(value - middle),
+        seconds=_seconds(gpus[0], stage),
         compared=len(columns[-1]),
     )
 
