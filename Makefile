@@ -54,6 +54,7 @@ setup: $(READY) ## Make .venv with all that development needs
 lint: $(READY) ## Format check, lint, types, layers
 	@$(VENV)/bin/ruff format --check . && $(VENV)/bin/ruff check .
 	@$(VENV)/bin/mypy
+	@$(VENV)/bin/mypy --python-version 3.10 --cache-dir .mypy_cache/3.10 library
 	@$(VENV)/bin/lint-imports --no-cache | grep -v '^[╔╚ ║]'
 
 .PHONY: format

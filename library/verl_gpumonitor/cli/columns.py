@@ -8,7 +8,7 @@ A value that is unknown is an empty cell in CSV and no key in JSON.
 import csv
 import io
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Final
 
 import msgspec
@@ -164,7 +164,7 @@ def json_row(gpu: GpuSample, names: Sequence[str], *, unix: float) -> bytes:
 
 def timestamp(unix: float) -> str:
     """Return a time as nvidia-smi writes it, in UTC: `2026/01/31 23:59:59.123`."""
-    return datetime.fromtimestamp(unix, UTC).strftime("%Y/%m/%d %H:%M:%S.%f")[:-3]
+    return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y/%m/%d %H:%M:%S.%f")[:-3]
 
 
 def _cell(value: Value) -> str:

@@ -9,7 +9,7 @@ number and passed over.
 import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -167,7 +167,7 @@ def _gpu_lines(rows: Iterator[Row], interval_seconds: float) -> Iterator[GpuLine
 
 
 def _csv(first: bytes, source: Iterator[bytes], problems: Problems) -> Iterator[Row]:
-    titles = next(csv.reader([first.decode("utf-8-sig", errors="replace")]), [])
+    titles = _split(first.decode("utf-8-sig", errors="replace"))
     places = _places(titles)
     if ("index" not in places and "uuid" not in places) or not any(name in places for name in WANTED):
         shown = ", ".join(title.strip() for title in titles)[:200] or "nothing"
@@ -176,6 +176,11 @@ def _csv(first: bytes, source: Iterator[bytes], problems: Problems) -> Iterator[
             f" and has {shown}; {_GUIDE}"
         )
     return _csv_rows(first, source, places, problems)
+
+
+def _split(line: str) -> list[str]:
+    """Return the cells of a line. Python 3.10 raises for a NUL, as a disk that was full leaves them."""
+    return next(csv.reader([line.replace("\0", "")]), [])
 
 
 def _places(titles: Sequence[str]) -> dict[str, tuple[int, str]]:
@@ -199,7 +204,7 @@ def _csv_rows(
     for number, line in enumerate(source, start=2):
         if not line.strip() or line.strip() == head:
             continue
-        cells = next(csv.reader([line.decode("utf-8", errors="replace")]), [])
+        cells = _split(line.decode("utf-8", errors="replace"))
         if len(cells) < width or (not line.endswith(b"\n") and len(cells) == width and not cells[-1].strip()):
             problems.add(number, f"has {len(cells)} of {width} columns")
             continue
@@ -290,7 +295,7 @@ def unix_of(text: str) -> float:
         found = datetime.fromisoformat(text.replace("/", "-"))
     except ValueError:
         raise ValueError(f"{text[:40]!r} is no time") from None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
 
 
 # --- JSON lines -----------------------------------------------------------------------------------------------------

@@ -8,11 +8,12 @@ spans that are open in its process, and the mark of an end repeats the begin.
     {"state":"begin","stage":"gen","t":1764537600.25,"process":"9f3c01d2a4b5e677","pid":4711,"seq":7,"span":6,"open":[6]}
 """
 
-from enum import StrEnum
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
+
+from .enums import StrEnum
 
 MAX_MARK_BYTES: Final = 1024
 """A longer datagram is dropped unread."""

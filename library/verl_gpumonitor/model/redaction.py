@@ -48,10 +48,10 @@ _LOOKS: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 """Secrets told by their look. 40 hex digits are a key of Weights & Biases, or a commit, which is no loss."""
-_URL_USER: Final = re.compile(r"(?<=://)[^\s/@\"']++@")
+_URL_USER: Final = re.compile(r"(?<=://)[^\s/@\"']+@")
 _SCHEME: Final = re.compile(r"(?i)\b(bearer|basic|authorization: *token)(\s+)(?!\*\*\*)[A-Za-z0-9+/=._~-]{6,}")
-_USER_FLAG: Final = re.compile(r"((?:^|\s)(?:-u|--user|--proxy-user)[ =])\s*[^\s:\"']++:[^\s\"']++")
-_NAMED: Final = re.compile(r"(?<![\w.-])(-{0,2})([A-Za-z_+~][\w.+~-]*+)(\\*[\"']?\s{0,8}(?::=|[:=])\s{0,8}|\s{1,8})")
+_USER_FLAG: Final = re.compile(r"((?:^|\s)(?:-u|--user|--proxy-user)[ =])\s*[^\s:\"']+:[^\s\"']+")
+_NAMED: Final = re.compile(r"(?<![\w.-])(-{0,2})([A-Za-z_+~][\w.+~-]*)(\\*[\"']?\s{0,8}(?::=|[:=])\s{0,8}|\s{1,8})")
 """A name and what parts it from its value; a blank alone does so for flags only."""
 
 

@@ -5,9 +5,9 @@
 All times are Unix seconds of the node on which the work ran, which is the clock of that node's sidecar.
 """
 
-from enum import StrEnum
-
 import msgspec
+
+from .enums import StrEnum
 
 
 class StageSource(StrEnum):

@@ -5,7 +5,7 @@
 Stages and roles are plain strings, because a later verl may bring new ones; the sets here are those we know.
 """
 
-from enum import StrEnum
+from .enums import StrEnum
 
 STAGES = (
     "init",

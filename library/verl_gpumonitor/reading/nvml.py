@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import Any, Final, ParamSpec, TypeVar
 
 import msgspec
 import pynvml
@@ -29,7 +29,7 @@ from .reader import PART_INIT, Reading, Xid, without_gauges
 from .samples import GpuProcess, GpuSample
 from .watch import CallWatch
 
-Ts = TypeVarTuple("Ts")
+P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 Handle = pynvml.c_nvmlDevice_t
@@ -294,12 +294,12 @@ class NvmlReader:
 
     # --- calls -------------------------------------------------------------------------------------------------
 
-    def _call(self, part: str, function: Callable[[*Ts], T], *args: *Ts) -> T:
+    def _call(self, part: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Make one call under the watch. Raises NVMLError, and Abandoned if it came back too late."""
         watch = self._watch
         watch.begin(part, function.__name__)
         try:
-            return function(*args)
+            return function(*args, **kwargs)
         finally:
             watch.end()
 

@@ -7,11 +7,11 @@ A class that is not here, or a method that is not, is `other`: a later verl brin
 """
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Final
 
 import msgspec
 
+from verl_gpumonitor.model.enums import StrEnum
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 
 OTHER: Final = "other"
