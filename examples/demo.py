@@ -28,6 +28,7 @@ NAMESPACE = "demo"
 LIVELY = {"report": {"intervalSeconds": 5}, "controller": {"statusMinIntervalSeconds": 2}}
 """Sooner than the defaults, for someone who watches."""
 JOB_LIMIT_SECONDS = 600.0
+APPLY_ATTEMPTS, APPLY_PAUSE_SECONDS = 5, 10.0
 ENDED = ("Succeeded", "Failed", "Stopped")
 
 
@@ -46,6 +47,17 @@ class Demo:
         """Show a kubectl command and what it prints."""
         print(f"\n$ kubectl {' '.join(args)}", flush=True)
         subprocess.run([*self._kubectl, *args], check=True)
+
+    def apply(self, folder: str) -> None:
+        """Apply an example. A webhook of the cluster that has no time just now is asked again."""
+        for attempt in range(APPLY_ATTEMPTS):
+            try:
+                self.say("apply", "-n", NAMESPACE, "-k", f"examples/{folder}")
+                return
+            except subprocess.CalledProcessError:
+                if attempt == APPLY_ATTEMPTS - 1:
+                    raise
+                time.sleep(APPLY_PAUSE_SECONDS)
 
     def ask(self, *args: str) -> str:
         """Return what kubectl prints; empty where it fails, such as for an object that is not there yet."""
@@ -88,13 +100,13 @@ class Demo:
 
     def run_to_the_end(self, folder: str, name: str) -> None:
         """Apply an example and follow it until its GPUMonitor says that it ended."""
-        self.say("apply", "-n", NAMESPACE, "-k", f"examples/{folder}")
+        self.apply(folder)
         with self.watching():
             self.until(name, lambda status: status.get("phase") in ENDED, "at its end")
 
     def show_trouble(self, folder: str, name: str) -> None:
         """Run the job that goes wrong on purpose, and show what is said about it."""
-        self.say("apply", "-n", NAMESPACE, "-k", f"examples/{folder}")
+        self.apply(folder)
         with self.watching():
             self.until(name, _has_both_findings, "diagnosed")
         self.say("describe", "gpumonitor", name, "-n", NAMESPACE)
