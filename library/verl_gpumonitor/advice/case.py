@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+import msgspec
+
 from verl_gpumonitor.model.findings import Advice, Finding
 
 from .config import Config
@@ -16,8 +18,8 @@ from .context import Context
 GIB: Final = 2**30
 SAFE_SHARE: Final = 0.90
 """Of a GPU's memory: above it, fragmentation and the runtime's own buffers decide whether the next step fits."""
-GROWTH_STEPS: Final = 10
-"""A peak that still grows is given room for so many more steps."""
+GROWTH_STEPS: Final = 3
+"""Memory that still grows is given room for so many more steps."""
 STATE_BYTES: Final = 16.0
 """Of one parameter in training: weights and gradients in fp32, two moments of Adam."""
 
@@ -68,7 +70,7 @@ class Case:
         peak = self.figure("peak_bytes", "memory_peak_bytes", "memory_used_bytes")
         if peak is not None:
             return peak
-        steps = self.finding.evidence.get("step_peak_bytes")
+        steps = self.finding.evidence.get("step_peak_bytes") or self.finding.evidence.get("step_bytes")
         if isinstance(steps, list):
             return max((float(s) for s in steps if abs(s) < _IMPLAUSIBLE), default=None)
         total, headroom = self.total_bytes, self.figure("headroom_bytes")
@@ -76,32 +78,33 @@ class Case:
 
     @property
     def missing_bytes(self) -> float | None:
-        """What must be freed for the stage to be safe for some more steps; None if it cannot be told.
+        """What must be freed for the stage to be safe; None if it cannot be told.
 
-        The larger of what the evidence says and of `peak + 10 steps of growth - 90% of the GPU`.
+        What the evidence says, which looks some steps ahead, else `peak + 3 steps of growth - 90% of the GPU`.
         """
         said = self.figure("missing_bytes")
+        if said is not None and said > 0:
+            return said
         total, peak = self.total_bytes, self.peak_bytes
+        if not total or not peak:
+            return None
         growth = max(self.figure("growth_bytes_per_step") or 0.0, 0.0)
-        ahead = peak + GROWTH_STEPS * growth - SAFE_SHARE * total if total and peak else None
-        known = [value for value in (said, ahead) if value is not None and value > 0]
-        return max(known, default=None)
+        return max(0.0, peak + GROWTH_STEPS * growth - SAFE_SHARE * total) or None
 
     def kept_share(self, *, state_bytes: float = STATE_BYTES) -> float | None:
         """Return the share of a batch that still fits, 0..1; None if it cannot be told.
 
-        What grows with the batch is the peak without what lies there anyway: the floor of the stage, if the evidence
-        names one, else the training state of the model, as far as its size and the number of GPUs are known (of 80 GB,
-        7e9 parameters on 8 GPUs leave 66 GB), else half. To free 6.6 GB of these 66 is to keep 90% of the batch.
+        What grows with the batch is the peak without what lies there anyway. That is at least the training state, as
+        far as the model's size and the number of GPUs are known (else a quarter of the peak), and at most the least
+        memory seen in the stage (else three quarters): allocators keep what one micro batch leaves to the next. The
+        middle is taken. Peak 80 GB, least 60, 7e9 parameters on 8 GPUs (14 GB): 43 GB grow; to free 8.6 keeps 80%.
         """
         missing, peak = self.missing_bytes, self.peak_bytes
         if missing is None or not peak or peak <= 0:
             return None
-        floor = self.figure("floor_bytes", "stage_floor_bytes")
-        if floor is None:
-            floor = self._state_bytes(state_bytes)
-        still = peak / 2 if floor is None else floor
-        grows = min(max(peak - still, 0.25 * peak), 0.95 * peak)
+        state, least = self._state_bytes(state_bytes), self.figure("lowest_bytes", "floor_bytes")
+        still = ((0.25 * peak if state is None else state) + (0.75 * peak if least is None else least)) / 2
+        grows = min(max(peak - still, 0.2 * peak), 0.9 * peak)
         return max(0.0, 1.0 - missing / grows)
 
     def _state_bytes(self, of_one: float) -> float | None:
@@ -112,13 +115,13 @@ class Case:
 
     @property
     def need(self) -> str:
-        """Say in words what has to be freed, such as `8.2 GiB too much for update_actor (76.9 of 79.6 GiB)`."""
+        """Say in words what has to be freed."""
         missing, peak, total = self.missing_bytes, self.peak_bytes, self.total_bytes
         stage = self.stage or "this stage"
         if missing is None:
             return f"{stage} comes near the end of the GPU's memory"
-        where = f" of {peak / GIB:.1f} of {total / GIB:.1f} GiB" if peak and total else ""
-        return f"{missing / GIB:.1f} GiB{where} have to be freed for {stage} to be safe"
+        where = f" (its peak is {peak / GIB:.1f} of {total / GIB:.1f} GiB)" if peak and total else ""
+        return f"{missing / GIB:.1f} GiB have to be freed for {stage} to be safe{where}"
 
     @property
     def because(self) -> str:
@@ -192,6 +195,13 @@ def say(
 ) -> Advice:
     """Return advice that is no setting of verl: something to do, or a field of a Kubernetes object."""
     return Advice(parameter=parameter, text=text, reason=reason, price=price, confidence=confidence)
+
+
+def doubtful(advice: Advice | None, condition: str) -> Advice | None:
+    """Return the same advice under a condition that comes first, such as `If the rollout is uneven too: `."""
+    if advice is None:
+        return None
+    return msgspec.structs.replace(advice, text=f"{condition}{advice.text}", confidence="low")
 
 
 def round_down(value: float) -> int:

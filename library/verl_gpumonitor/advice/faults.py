@@ -105,7 +105,7 @@ def application_fault(case: Case) -> Found:
 
 def throttled(case: Case) -> Found:
     """Yield how a hot or limited GPU is told apart."""
-    reason = str(case.finding.evidence.get("throttle_reason") or case.finding.evidence.get("throttled") or "")
+    reason = str(case.finding.evidence.get("throttle_reasons") or "")
     yield say(
         "Have the node's cooling looked at (fans, air flow, inlet temperature, the neighbour's load): the GPU"
         " lowers its clocks, and all ranks of the job wait for it. Until then keep the job off the node (cordon)",
@@ -123,7 +123,7 @@ def throttled(case: Case) -> Found:
 
 def telemetry_unavailable(case: Case) -> Found:
     """Yield what gives the sidecar eyes."""
-    cause = str(case.finding.evidence.get("error") or case.finding.evidence.get("cause") or "")
+    cause = str(case.finding.evidence.get("nvml_error") or case.finding.message[:200])
     yield say(
         "See the condition TelemetryAvailable of the GPUMonitor for the cause. Without access to the driver the"
         " chart's value visibility.strategy chooses another way; errors of NVML that go away by themselves need"
@@ -137,6 +137,6 @@ def telemetry_partial(case: Case) -> Found:
     yield say(
         "Nothing has to be done for the job itself; what cannot be read is left out of every judgement. MIG slices"
         " offer no utilisation; pods without a sidecar were started while injection was off, or opted out",
-        reason=str(case.finding.evidence.get("cause") or ""),
+        reason=case.finding.message[:200],
         confidence="low",
     )

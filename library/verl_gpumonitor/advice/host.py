@@ -70,7 +70,7 @@ def _larger_limit(case: Case) -> Advice:
         parameter=field,
         current=f"{limit / GIB:.0f}Gi" if limit else None,
         suggested=value,
-        text=f"Raise {field} to {value}, requests with it: what is in use, a fifth more, and ten steps of growth",
+        text=f"Raise {field} to {value}, requests with it: what is in use, a fifth more, and some steps of growth",
         reason=_used_text(case),
         price="the pod needs a node with that much memory free",
         confidence="medium" if limit else "low",

@@ -12,7 +12,7 @@ from typing import Final
 from verl_gpumonitor.model.findings import Advice
 
 from . import levers
-from .case import GIB, Case, Found, say
+from .case import GIB, Case, Found, doubtful, say
 from .config import A, M, R
 
 _OUTLIER: Final = 0.25
@@ -25,7 +25,7 @@ def oom_risk(case: Case) -> Found:
     if _alone(case):
         yield from lone_gpu(case)
         batch = levers.smaller_batch(case, case.stage or "")
-        yield _less_sure(batch, "Until the cause is found, the fullest GPU sets the batch of all: ")
+        yield doubtful(batch, "Until the cause is found, the fullest GPU sets the batch of all: ")
         return
     if case.config.launch.module in _SFT or (case.stage is None and case.finding.scope.role == "trainer"):
         yield _sft(case)
@@ -38,6 +38,9 @@ def oom_risk(case: Case) -> Found:
 
 def _alone(case: Case) -> bool:
     """Whether few GPUs are near the end while their pool is not."""
+    beside = case.figure("beside_peers")
+    if beside is not None:
+        return bool(beside)
     mine, pool = case.figure("memory_ratio"), case.figure("pool_memory_ratio")
     if mine is not None and pool is not None:
         return mine - pool >= _OUTLIER
@@ -165,23 +168,9 @@ def _no_stage(case: Case) -> Found:
     yield levers.remove_padding(case, M)
     yield levers.gradient_checkpointing(case, M)
     batch = levers.smaller_batch(case, "update_actor")
-    yield _less_sure(batch, "The stage at the peak is not known; if it is update_actor: ")
+    yield doubtful(batch, "The stage at the peak is not known; if it is update_actor: ")
     share = levers.smaller_rollout_share(case, why="the rollout engine leaves too little beside itself")
-    yield _less_sure(share, "The stage at the peak is not known; if it is gen or update_weights: ")
-
-
-def _less_sure(advice: Advice | None, condition: str) -> Advice | None:
-    if advice is None:
-        return None
-    return Advice(
-        parameter=advice.parameter,
-        current=advice.current,
-        suggested=advice.suggested,
-        text=f"{condition}{advice.text}",
-        reason=advice.reason,
-        price=advice.price,
-        confidence="low",
-    )
+    yield doubtful(share, "The stage at the peak is not known; if it is gen or update_weights: ")
 
 
 def _unseen(case: Case) -> Found:
@@ -239,9 +228,10 @@ _STAGES: Final[dict[str, Callable[[Case], Found]]] = {
 
 def memory_growth(case: Case) -> Found:
     """Yield what bounds growing batches, and how a leak is found."""
-    if case.stage in ("update_actor", "old_log_prob", "ref", "update_critic", "values"):
-        yield _less_sure(
-            levers.smaller_batch(case, case.stage), "If growing answers are the cause (see response_length/mean): "
+    if (case.figure("stages") or 1) <= 1:
+        yield doubtful(
+            levers.smaller_batch(case, case.stage or ""),
+            "If growing answers are the cause (see response_length/mean): ",
         )
     if _images(case):
         yield say(

@@ -8,11 +8,13 @@ from typing import Final
 from verl_gpumonitor.model.findings import Advice
 
 from . import levers
-from .case import Case, Found, say
+from .case import Case, Found, doubtful, say
 from .catalogue import MEGATRON
 from .config import A, M, R
 from .memory import lone_gpu
 
+_WAITING: Final = 0.6
+"""Share of a rollout without any work from which on the engines lack requests, and not room for them."""
 _ROLLOUT: Final = frozenset({"gen", "testing", "reward"})
 
 
@@ -62,6 +64,7 @@ def _uneven_load(case: Case) -> Found:
     if not rollout:
         yield levers.dynamic_batches(case)
         yield levers.remove_padding(case, M)
+        yield doubtful(levers.smaller_rollout_groups(case), "If the rollout is uneven too: ")
     yield say(
         "Check where the workers lie: one rank for each GPU (Ray's dashboard, nvidia-smi), no replica across nodes,"
         " and no model loaded on one device by default",
@@ -75,18 +78,19 @@ def low_utilization(case: Case) -> Found:
 
 
 def _gen(case: Case) -> Found:
+    """Idle through and through: it waits for something else. Busy in part: it could do more at once."""
     config = case.config
     yield levers.all_gpus(case)
-    yield levers.chunked_prefill(case)
-    yield levers.more_sequences(case)
-    if (config.integer(f"{R}.tensor_model_parallel_size") or 1) > 1:
-        yield levers.smaller_rollout_groups(case)
+    if (case.figure("idle_ratio") or 0.0) < _WAITING:
+        yield levers.chunked_prefill(case)
+        yield levers.more_sequences(case)
+        yield levers.smaller_rollout_groups(case) if config.integer(f"{R}.tensor_model_parallel_size") != 1 else None
+        yield levers.larger_rollout_share(case)
+        yield levers.more_batched_tokens(case)
     if config.flag(f"{R}.multi_turn.enable"):
         yield _SLOW_TOOLS
-    yield levers.larger_rollout_share(case)
-    yield levers.more_batched_tokens(case)
-    yield _reward_workers(case)
     yield levers.log_stats(case)
+    yield _reward_workers(case)
     yield levers.asynchronous(case)
     yield say(
         "See what the engines wait for: a long tail of few long answers, tools, or rewards",
