@@ -30,9 +30,8 @@ from .totals import (
     add,
     higher,
     observed,
-    of_gpu,
+    of_gpus,
     sum_of,
-    summed,
 )
 
 MAX_STARTS: Final = 16
@@ -151,8 +150,7 @@ class StartLedger:
 
         What was written may have `other` in place of some stages, and adding these up twice would be easy.
         """
-        packed = [gpu for gpu in self.gpus.values() if gpu.stages]
-        now = summed(pair for gpu in packed for pair in of_gpu(gpu.stage_counts(), gpu.total_bytes))
+        now = of_gpus((gpu.stage_counts(), gpu.total_bytes) for gpu in self.gpus.values() if gpu.stages)
         return now if observed(now) >= observed(self.written.stages) else self.written.stages
 
 

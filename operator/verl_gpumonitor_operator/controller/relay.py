@@ -6,6 +6,8 @@ The head's sidecar sends what is new, and what still runs, since its last report
 one window of the recent past for each node. A node's sidecar gets its whole window with each answer, so that a lost
 answer is made good by the next one, and so that a controller that was restarted has to wait for one report of the head.
 
+What the driver's own marks say holds for every node, and is told to each beside what is said of it alone.
+
 A window vouches for one stretch of time. Where two reports of a head do not meet (it was started anew, or its clock
 was set), the older stretch is let go: the nodes were told of it before.
 """
@@ -15,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from verl_gpumonitor.model.marks import EVERY_NODE
 from verl_gpumonitor.model.report import ClusterStages, PodStages, RayStage
 from verl_gpumonitor.model.stages import StageSource
 
@@ -88,7 +91,8 @@ class ClusterRelay:
         if now - self.heard_at > KEPT_SECONDS or self.known_until <= self.known_from:
             return None
         since = max(self.known_from, self.known_until - TOLD_SECONDS)
-        intervals = [item for item in self.nodes.get(node_ip, {}).values() if _end(item) > since]
+        held = [*self.nodes.get(node_ip, {}).values(), *self.nodes.get(EVERY_NODE, {}).values()]
+        intervals = [item for item in held if _end(item) > since]
         intervals.sort(key=lambda item: item.begin)
         for item in intervals[:-MAX_TOLD]:
             since = min(self.known_until, max(since, _end(item)))

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from verl_gpumonitor.model.marks import EVERY_NODE
 from verl_gpumonitor.model.report import PodStages, RayJobInfo, Report
 
 from .jobs import JobKind, JobSeen
@@ -188,11 +189,12 @@ class PodGroup:
         None while it says nothing, of pods that share an IP, and while it has called none of our pods by the IP that
         we know: its silence about one of them would then mean nothing.
         """
-        if pod.pod_ip is None or not self._alone_at(pod.pod_ip):
-            return None
         named = self.relay.named
+        if pod.pod_ip is None or not named or not self._alone_at(pod.pod_ip):
+            return None
         self.same_addresses = self.same_addresses or any(track.record.pod_ip in named for track in self.pods.values())
-        return self.relay.word_for(pod.pod_ip, now=now) if self.same_addresses else None
+        means = self.same_addresses or EVERY_NODE in self.relay.nodes
+        return self.relay.word_for(pod.pod_ip, now=now) if means else None
 
     def _alone_at(self, ip: str) -> bool:
         return sum(1 for track in self.pods.values() if track.record.pod_ip == ip and track.record.live) == 1

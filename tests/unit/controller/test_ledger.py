@@ -17,7 +17,17 @@ from tests.unit.controller.builders import GIB, gpu, report
 from verl_gpumonitor.model.report import MAX_GPUS, Report, StageCount, StageQuality
 from verl_gpumonitor_operator.controller.ledger import MAX_STARTS, PodLedger, StartLedger, total_of
 from verl_gpumonitor_operator.controller.ledger_text import MAX_WRITTEN, VERSION, WrittenLedger, read, write
-from verl_gpumonitor_operator.controller.totals import MAX_KEYS, Peak, StageKey, StageSum, StageSums, Totals, observed
+from verl_gpumonitor_operator.controller.totals import (
+    MAX_KEYS,
+    Peak,
+    StageKey,
+    StageSum,
+    StageSums,
+    Totals,
+    observed,
+    of_gpus,
+    summed,
+)
 
 
 @dataclass(frozen=True)
@@ -445,3 +455,43 @@ def test_totals_after_a_base_are_never_negative() -> None:
     base = Totals(gpu_seconds=10.0, busy_seconds=5.0, energy_joules=100.0, lost_starts=2)
     later = Totals(gpu_seconds=12.0, busy_seconds=4.0, energy_joules=90.0, peak=Peak(1, 2))
     assert later.minus(base) == Totals(gpu_seconds=2.0, busy_seconds=0.0, energy_joules=0.0, peak=Peak(1, 2))
+
+
+@given(
+    gpus=st.lists(
+        st.tuples(
+            st.lists(
+                st.builds(
+                    StageCount,
+                    st.sampled_from(["gen", "ref", "other"]),
+                    st.sampled_from(["actor", "unknown"]),
+                    st.floats(0, 1e6),
+                    st.floats(0, 1e6),
+                    st.none() | st.floats(0, 1e6),
+                    st.none() | st.integers(0, 2**37),
+                    st.none() | st.integers(0, 2**37),
+                    st.sampled_from(["", "j1"]),
+                ),
+                max_size=8,
+            ),
+            st.none() | st.integers(1, 2**37),
+        ),
+        max_size=8,
+    )
+)
+def test_the_fast_sum_is_the_sum(gpus: list[tuple[list[StageCount], int | None]]) -> None:
+    pairs = (
+        (
+            StageKey(count.stage, count.role, count.job),
+            StageSum(
+                count.observed_seconds,
+                count.busy_seconds,
+                count.energy_joules,
+                Peak(count.memory_peak_bytes, total) if total and count.memory_peak_bytes is not None else None,
+                count.memory_floor_bytes,
+            ),
+        )
+        for counts, total in gpus
+        for count in counts
+    )
+    assert same_stages(of_gpus(gpus), summed(pairs))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.controller.builders import identity, job, owner_of, pod, report
+from verl_gpumonitor.model.marks import EVERY_NODE
 from verl_gpumonitor.model.report import ClusterStages, NodeStages, PodStages, RayJobInfo, RayNode, RayStage
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor_operator.controller.jobs import JobKind
@@ -268,6 +269,22 @@ def test_silence_means_nothing_where_the_head_calls_nodes_by_other_addresses() -
     nodes = [RayNode(node_ip="10.0.0.3", gpu_uuids=["GPU-1"])]
     workloads.accept(identity("a-head"), report("a-head", sequence=2, gpus=[], ray_nodes=nodes), NOW)
     assert ask(workloads, "a-w2", sequence=2) == []
+
+
+def test_what_the_driver_marks_holds_for_every_node() -> None:
+    workloads = cluster("a", 0)
+    speak(workloads, "a-head", EVERY_NODE)
+    assert ask(workloads, "a-w2") == [GEN]
+    relay = relay_of(said(100, 115, n1=[stage(UPDATE, 103)]))
+    every = NodeStages(node_ip=EVERY_NODE, intervals=[stage(GEN, 101)])
+    relay.take(replace_nodes(said(115, 120), every), NOW)
+    assert told(relay) == (100, 120, [(GEN, 101, None), (UPDATE, 103, 115)])
+
+
+def replace_nodes(word: ClusterStages, *nodes: NodeStages) -> ClusterStages:
+    return ClusterStages(
+        source=word.source, known_from=word.known_from, known_until=word.known_until, nodes=list(nodes)
+    )
 
 
 def test_a_restarted_controller_knows_again_with_the_next_report() -> None:
