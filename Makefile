@@ -127,4 +127,4 @@ $(BROWSER): | $(READY)
 	@touch $@
 
 $(FAKENVML): $(wildcard tests/fakenvml/*.c tests/fakenvml/*.h tests/fakenvml/*.txt tests/fakenvml/Makefile)
-	@$(MAKE) --no-print-directory -C tests/fakenvml
+	@$(MAKE) --no-print-directory -s -C tests/fakenvml

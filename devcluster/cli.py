@@ -47,14 +47,25 @@ def _up(layout: Layout, options: argparse.Namespace) -> int:
     for name in without:
         addons.named(name)
     cluster.up(layout, without)
-    print(f'The cluster is up. For a shell: eval "$(python -m devcluster env)"\nkubeconfig: {layout.kubeconfig}')
+    print(f'The cluster is up. For a shell: eval "$({_python()} -m devcluster env)"\nkubeconfig: {layout.kubeconfig}')
     return 0
+
+
+def _python() -> str:
+    """Return how this very Python is called from here: Debian has no plain `python`."""
+    program, here = Path(sys.executable), Path.cwd()
+    return str(program.relative_to(here) if program.is_relative_to(here) else program)
 
 
 def _down(layout: Layout, options: argparse.Namespace) -> int:
     cluster.down(layout, purge=options.purge)
     print(
-        "The cluster is gone" + (", and its cache." if options.purge else f"; what was built stays in {layout.cache}.")
+        "The cluster is gone"
+        + (
+            ", and its cache."
+            if options.purge
+            else f"; what was built stays in {layout.cache} (`make purge` removes it)."
+        )
     )
     return 0
 

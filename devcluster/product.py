@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from devcluster.layout import IMAGE_PREFIX, Layout
+from devcluster.progress import Progress
 
 RELEASE = "gpumonitor"
 NAMESPACE = "gpumonitor-system"
+IMAGE_SECONDS = 40.0
+"""To build one of our images for the first time; what did not change takes a few."""
 IMAGE_INPUTS = (
     *("Dockerfile", "containers", "library", "sidecar", "operator"),
     *("requirements/sidecar.txt", "requirements/operator.txt"),
@@ -47,10 +50,13 @@ def local_access(layout: Layout) -> Access:
 def build_images(layout: Layout) -> dict[str, str]:
     """Build both images from this checkout into the local cluster. Returns the chart's values `image`."""
     registry, tag = f"{IMAGE_PREFIX}/gpumonitor", content_tag(layout.repository)
-    for target in ("sidecar", "operator"):
+    targets = ("sidecar", "operator")
+    progress = Progress(len(targets))
+    for target in targets:
         reference = f"{registry}/{target}:{tag}"
         command = [sys.executable, "-m", "devcluster", "build-image", "--target", target, "--tag", reference]
-        subprocess.run(command, check=True, cwd=layout.repository, stdout=subprocess.DEVNULL)
+        with progress.part(f"our image {target}", IMAGE_SECONDS):
+            subprocess.run(command, check=True, cwd=layout.repository, stdout=subprocess.DEVNULL)
     return {"registry": registry, "tag": tag}
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+LATE_RATIO, LATE_LEAST_SECONDS = 1.5, 20.0
+"""A part is called late when it takes so many times its estimate, or this, if that is more."""
 QUIET_SECONDS = 30.0
 """Without a terminal, a running part is mentioned this often."""
 
@@ -57,7 +59,7 @@ class Progress:
         head = f"[{self._number}/{self._total}] {title}"
         estimate = f" … {about(estimate_seconds)}" if estimate_seconds is not None else " …"
         part, begun, stop = Part(), time.monotonic(), threading.Event()
-        ticker = threading.Thread(target=self._tick, args=(head + estimate, begun, stop), daemon=True)
+        ticker = threading.Thread(target=self._tick, args=(head + estimate, begun, estimate_seconds, stop), daemon=True)
         if self._terminal or estimate_seconds is not None:  # without a terminal, one line is enough for what is done
             self._show(head + estimate, final=not self._terminal)
         ticker.start()
@@ -70,9 +72,12 @@ class Progress:
             ticker.join()
             self._show(f"{head} … {ending} ({clock(time.monotonic() - begun)})", final=True)
 
-    def _tick(self, text: str, begun: float, stop: threading.Event) -> None:
+    def _tick(self, text: str, begun: float, estimate_seconds: float | None, stop: threading.Event) -> None:
         while not stop.wait(1.0 if self._terminal else QUIET_SECONDS):
-            self._show(f"{text}, {clock(time.monotonic() - begun)} so far", final=not self._terminal)
+            seconds = time.monotonic() - begun
+            late = estimate_seconds is not None and seconds > LATE_RATIO * max(estimate_seconds, LATE_LEAST_SECONDS)
+            hint = ": longer than usual, as on a busy or slow machine" if late else ""
+            self._show(f"{text}, {clock(seconds)} so far{hint}", final=not self._terminal)
 
     def _show(self, line: str, *, final: bool) -> None:
         start = "\r\x1b[K" if self._terminal else ""

@@ -126,21 +126,21 @@ def _title(text: str) -> None:
 
 def up_local() -> None:
     """Run the whole demo on the local cluster."""
-    _title("1/5 The local cluster (the first time it is compiled: 15 to 20 minutes)")
+    _title("1/5 The local cluster (the first time it is compiled: some 25 minutes on two cores, else a minute)")
     subprocess.run([sys.executable, "-m", "devcluster", "up"], check=True, cwd=REPOSITORY)
     layout = default_layout()
     access = product.local_access(layout)
-    _title("2/5 GPUMonitor: its images, and `helm install`")
+    _title("2/5 GPUMonitor: its images, and `helm install` (a minute or two)")
     values = {"image": product.build_images(layout), **LIVELY}
     product.install(access, chart=CHART, values=values)
     demo = Demo(access)
     demo.say("get", "pods", "-n", product.NAMESPACE)
     demo.fresh_namespace()
-    _title("3/5 A RayJob of verl's shape: 2 workers with 4 GPUs each, and a CPU-only head")
+    _title("3/5 A RayJob of verl's shape: 2 workers with 4 GPUs each, and a CPU-only head (4 minutes)")
     demo.run_to_the_end("rayjob-grpo", "verl-grpo")
-    _title("4/5 The same job gone wrong: one GPU nearly full and busy, the others idle")
+    _title("4/5 The same job gone wrong: the GPU of rank 0 nearly full and busy, the others idle (3 minutes)")
     demo.show_trouble("rayjob-hot-gpu0", "verl-grpo-hot-gpu0")
-    _title("5/5 A PyTorchJob: supervised fine-tuning with Master and Worker")
+    _title("5/5 A PyTorchJob: supervised fine-tuning with Master and Worker (2 minutes)")
     demo.run_to_the_end("pytorchjob-sft", "verl-sft")
     demo.say("get", "gpumonitors", "-n", NAMESPACE)
     print('\nThe cluster stays up. Look around:  eval "$(.venv/bin/python -m devcluster env)" && kubectl get pods -A')
@@ -197,6 +197,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     except subprocess.CalledProcessError as error:
         print(f"demo: {' '.join(map(str, error.cmd[:6]))} … ended with {error.returncode}", file=sys.stderr)
+        print("demo: what is up stays up. `make demo` tries again, `make demo-down` cleans up.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("demo: stopped. `make demo` starts anew, `make demo-down` cleans up.", file=sys.stderr)
