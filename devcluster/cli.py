@@ -59,14 +59,8 @@ def _python() -> str:
 
 def _down(layout: Layout, options: argparse.Namespace) -> int:
     cluster.down(layout, purge=options.purge)
-    print(
-        "The cluster is gone"
-        + (
-            ", and its cache."
-            if options.purge
-            else f"; what was built stays in {layout.cache} (`make purge` removes it)."
-        )
-    )
+    kept = f"; what was built stays in {layout.cache} (`make purge` removes it)."
+    print("The cluster is gone" + (", and its cache." if options.purge else kept))
     return 0
 
 
