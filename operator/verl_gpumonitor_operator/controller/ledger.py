@@ -106,7 +106,7 @@ class StartLedger:
         self.sequence = report.sequence
         self.sent_at = report.sent_at
         self.final = self.final or report.final
-        self.steps = max(self.steps, report.stage_quality.steps)
+        self.steps = max(self.steps, report.stage_quality.steps, *(step.number for step in report.steps))
         self._totals = None
         for gpu in report.gpus:
             before = self.gpus.get(gpu.uuid)

@@ -29,7 +29,7 @@ from .ledgers import Ledgers
 from .monitors import MonitorSeen
 from .namespaces import DISABLED, ENABLED, Namespaces
 from .ports import PodRecord
-from .stages import view
+from .stages import trains_alone, view
 from .status import GpuView, Picture, Status, Urgency, previous_run, render, urgency
 from .telemetry import Availability, Patience, PodSummary, Seen, Telemetry, availability, is_starting, judge
 from .workloads import PodTrack, Workload, Workloads
@@ -430,6 +430,13 @@ class Reconciler:
         )
         entry.most_reported = max(entry.most_reported, sum(1 for gpu in gpus if gpu.reported))
         totals = workload.totals()
+        launch = self._launches.of(workload.job.uid, command_of(workload.job, workload.ray_jobs()))
+        stages = view(
+            workload,
+            [track for track in tracks if self._is_fresh(track, now)],
+            totals.stages,
+            trainer_alone=trains_alone(workload.job, launch.get("program") if launch is not None else None),
+        )
         picture = Picture(
             job=workload.job,
             phase=phase_of(workload),
@@ -442,8 +449,8 @@ class Reconciler:
             pods=summaries,
             telemetry=telemetry,
             totals=totals,
-            stages=view(workload, [track for track in tracks if self._is_fresh(track, now)], totals.stages),
-            launch=self._launches.of(workload.job.uid, command_of(workload.job, workload.ray_jobs())),
+            stages=stages,
+            launch=launch,
             conditions=assessment.conditions,
             health=assessment.health or kept_health or UNKNOWN,
             gpu_notes=assessment.gpu_notes,

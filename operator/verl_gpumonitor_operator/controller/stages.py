@@ -11,6 +11,7 @@ from verl_gpumonitor.model.report import StageQuality
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 
+from .jobs import JobKind, JobSeen
 from .steps import Pace, Pair, PoolSteps, pace_of
 from .totals import OTHER, StageSum, StageSums
 from .workloads import PodTrack, Workload
@@ -29,6 +30,9 @@ SHARED_MESSAGE: Final = (
     "Several RayJobs run in this RayCluster, and the source of its stages does not tell whose work it is."
 )
 NAMELESS: Final = (OTHER, UNKNOWN)
+TRAINING: Final[Pair] = (OTHER, "trainer")
+SFT: Final = ("sft_trainer", "fsdp_sft_trainer")
+"""Last part of the modules of verl that train and do nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,19 +76,40 @@ class StageView:
 NOTHING_SEEN: Final = StageView()
 
 
-def view(workload: Workload, fresh: Sequence[PodTrack], stages: StageSums) -> StageView:
-    """Put together what pods say. `fresh`: those with GPUs whose report is of now; `stages`: the workload's sums."""
+def view(workload: Workload, fresh: Sequence[PodTrack], stages: StageSums, *, trainer_alone: bool = False) -> StageView:
+    """Put together what pods say. `fresh`: those with GPUs whose report is of now; `stages`: the workload's sums.
+
+    `trainer_alone`: the job's program is one that only trains, so that what has no name is that.
+    """
     pace = _pace(workload)
     now = _most(_votes(workload, fresh))
+    pairs = by_pair(stages)
+    if trainer_alone:
+        now = TRAINING if now is not None and now[0] in NAMELESS else now
+        pairs = _as_training(pairs)
     return StageView(
         stage=now[0] if now else None,
         role=now[1] if now else None,
         step=workload.step(pace.cycles),
         seconds_per_step=pace.seconds_per_step,
         pools=_pools(workload, fresh),
-        rows=rows(by_pair(stages), pace),
+        rows=rows(pairs, pace),
         quality=_quality(workload, fresh),
     )
+
+
+def _as_training(pairs: Mapping[Pair, StageSum]) -> dict[Pair, StageSum]:
+    """Give what has no name to the trainer."""
+    found: dict[Pair, StageSum] = {}
+    for pair, value in pairs.items():
+        key = TRAINING if pair in ((OTHER, UNKNOWN), (UNKNOWN, UNKNOWN)) else pair
+        found[key] = found[key].plus(value) if key in found else value
+    return found
+
+
+def trains_alone(job: JobSeen, program: str | None) -> bool:
+    """Whether a job's pods do nothing but train: supervised fine-tuning by torchrun, where there is no Ray to ask."""
+    return job.kind is JobKind.PYTORCH_JOB and program is not None and program.rpartition(".")[2] in SFT
 
 
 def _votes(workload: Workload, pods: Iterable[PodTrack]) -> Counter[Pair]:

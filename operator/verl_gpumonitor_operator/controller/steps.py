@@ -15,6 +15,7 @@ from sys import intern
 from typing import Final, NamedTuple
 
 from verl_gpumonitor.model.report import Report, StepReport
+from verl_gpumonitor.model.stages import StageSource
 
 MAX_RECENT: Final = 8
 """Steps of one pod over which means are taken."""
@@ -68,7 +69,8 @@ class PodSteps:
                 self.recent.append(StepSeen.of(step))
                 _put(self.counted, step.job, self.counted.get(step.job, 0) + 1)
                 self._number(step.job, step.step)
-        if report.stage is not None:
+        if report.stage is not None and report.stage_quality.source is StageSource.MARKS:
+            # Of other sources it is the sidecar's own count, of the step that runs.
             self._number(report.stage.job, report.stage.step)
 
     def _number(self, job: str, step: int | None) -> None:

@@ -657,7 +657,7 @@ async def test_stage_and_step_are_shown_within_ten_seconds_and_no_more_often() -
     async with living() as life:
         life.job()
         life.pod()
-        quality = StageQuality(source=StageSource.RAY_STATE, resolution_seconds=1.0)
+        quality = StageQuality(source=StageSource.RAY_STATE, resolution_seconds=1.0, steps=3)
         await life.reporting(30, stage=GEN, stage_quality=quality)
         assert (life.status["stage"], life.status["role"], life.status["step"]) == ("gen", "rollout", 3)
         assert life.status["dataQuality"]["stages"] == {"source": "ray-state", "resolutionSeconds": 1.0}

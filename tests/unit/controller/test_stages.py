@@ -42,7 +42,7 @@ class Cluster:
 
     def say(self, number: int, said: StageNow | None, **more: object) -> None:
         self.sequence += 1
-        more.setdefault("stage_quality", more.pop("quality", StageQuality()))
+        more.setdefault("stage_quality", more.pop("quality", StageQuality(source=StageSource.MARKS)))
         item = report(f"w-{number}", sequence=self.sequence, stage=said, **more)  # type: ignore[arg-type]
         self.workloads.accept(identity(f"w-{number}"), item, NOW)
 
@@ -287,3 +287,32 @@ def test_a_table_of_nothing_has_no_header() -> None:
 )
 def test_power(sums: StageSum, watts: float | None) -> None:
     assert sums.power_watts == watts
+
+
+@pytest.mark.parametrize(
+    ("kind", "program", "alone"),
+    [
+        pytest.param(JobKind.PYTORCH_JOB, "verl.trainer.sft_trainer", True, id="SFT by torchrun"),
+        pytest.param(JobKind.PYTORCH_JOB, "verl.trainer.fsdp_sft_trainer", True, id="SFT of older releases"),
+        pytest.param(JobKind.PYTORCH_JOB, "verl.trainer.main_ppo", False, id="RL inside of a PyTorchJob"),
+        pytest.param(JobKind.PYTORCH_JOB, None, False, id="nobody knows what it runs"),
+        pytest.param(JobKind.RAY_JOB, "verl.trainer.sft_trainer", False, id="Ray tells it"),
+    ],
+)
+def test_who_only_trains(kind: JobKind, program: str | None, alone: bool) -> None:
+    assert stages.trains_alone(job(kind, "a"), program) is alone
+
+
+def test_what_a_trainer_does_without_a_name_is_training() -> None:
+    cluster = Cluster(("g", 8, None))
+    sums = {
+        StageKey("unknown", "unknown"): StageSum(10.0),
+        StageKey("other", "unknown"): StageSum(5.0),
+        StageKey("save_checkpoint", "trainer"): StageSum(1.0),
+    }
+    found = stages.view(cluster.of(), list(cluster.of().pods()), sums, trainer_alone=True)
+    assert (found.stage, found.role) == ("other", "trainer")
+    assert [(row.stage, row.role, row.sums.observed_seconds) for row in found.rows] == [
+        ("save_checkpoint", "trainer", 1.0),
+        ("other", "trainer", 15.0),
+    ]

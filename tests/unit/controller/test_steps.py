@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.controller.builders import report
-from verl_gpumonitor.model.report import Report, StageNow, StepReport, StepStage
+from verl_gpumonitor.model.report import Report, StageNow, StageQuality, StepReport, StepStage
+from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor_operator.controller.steps import (
     MAX_JOBS,
     MAX_RECENT,
@@ -29,8 +30,13 @@ def step(number: int, *, verl: int | None = None, job: str = "", seconds: float 
     )
 
 
-def told(*steps: StepReport, start: str = "start-001", now: StageNow | None = None) -> Report:
-    return report("w-0", start_id=start, steps=list(steps), stage=now)
+def told(
+    *steps: StepReport,
+    start: str = "start-001",
+    now: StageNow | None = None,
+    source: StageSource = StageSource.MARKS,
+) -> Report:
+    return report("w-0", start_id=start, steps=list(steps), stage=now, stage_quality=StageQuality(source=source))
 
 
 def counted(*reports: Report) -> PodSteps:
@@ -69,6 +75,11 @@ def test_another_start_counts_its_steps_from_one_again() -> None:
             [told(step(1, verl=42), now=StageNow(stage="gen", role="rollout", step=43))],
             {"": 43},
             id="of the present one",
+        ),
+        pytest.param(
+            [told(step(1), now=StageNow(stage="gen", role="rollout", step=2), source=StageSource.RAY_STATE)],
+            {},
+            id="a sidecar's own count is not verl's",
         ),
         pytest.param([told(step(1, verl=42)), told(step(2, verl=7))], {"": 42}, id="the highest stays"),
         pytest.param([told(step(1, verl=1, job="a"), step(2, verl=9, job="b"))], {"a": 1, "b": 9}, id="by job"),
