@@ -3,6 +3,7 @@
 """What is read from the machine: checks, mounts, cgroups, packet rules, processes."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,10 @@ def test_a_stray_without_pid_file_is_replaced(tmp_path: Path) -> None:
     processes = Processes(run=tmp_path / "run", logs=tmp_path / "logs")
     processes.start(SLEEPER)
     stray = processes.running(SLEEPER.name)
+    # Linux closes the pipe by which the start is told a moment before the new environment can be read.
+    end = time.monotonic() + 5
+    while stray is not None and stray.pid not in marked() and time.monotonic() < end:
+        time.sleep(0.01)
     (tmp_path / "run" / f"{SLEEPER.name}.pid").unlink()
     try:
         assert processes.running(SLEEPER.name) is None
