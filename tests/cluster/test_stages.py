@@ -128,7 +128,7 @@ def test_the_launch_is_shown_without_its_secrets(kubectl: Kubectl, shared: tuple
         launch = eventually(
             lambda: monitors.status(kubectl, cluster, namespace).get("launch"), within=60, what="the launch"
         )
-        assert launch["module"] == rayclusters.PROGRAM
+        assert launch["program"] == rayclusters.PROGRAM
         assert "abcdef0123456789" not in kubectl.run("get", "gpumonitor", cluster, "-n", namespace, "-o", "yaml")
         rayclusters.finish(driver)
     finally:
