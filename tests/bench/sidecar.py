@@ -4,8 +4,9 @@
 
 Real processes on the simulated driver library, all at the same time, so that a busy machine treats them alike; each
 has simulated GPUs of its own. At first calls cost what the simulation takes, then 30 us of CPU more, as an ioctl that
-polls. The sidecar samples each second, reports over TLS each 15 s, and is scraped each 15 s: alone, and beside a Ray
-agent whose page it reads. The same calls by the binding alone (`sidecar_calls`) show what no program could save.
+polls. The sidecar samples each second, reports over TLS each 15 s, and is scraped each 15 s: alone, and with all
+sources of stages on (`sidecar_ray`), as on a worker and as on a head. The same calls by the binding alone
+(`sidecar_calls`) show what no program could save.
 nvitop-exporter is measured where it can be installed, in an environment of its own under .cache/bench.
 
 CPU is the process's own time, the kernel's part included; memory is what /proc says at the end. After that the
@@ -26,6 +27,7 @@ import venv
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -34,9 +36,10 @@ sys.path.insert(0, str(SIMULATION))  # As pytest does by its settings.
 
 import simgpu  # noqa: E402 - its folder is known from here on
 
+from tests.bench.sidecar_ray import IP, Job, answer, titled_processes  # noqa: E402
 from tests.contract.sidecar.controller import SERVER_NAME, Authority, Controller  # noqa: E402
-from tests.contract.sidecar.ray import Ray, agent_page  # noqa: E402
 from verl_gpumonitor.model import wiring  # noqa: E402
+from verl_gpumonitor_sidecar.settings import ENV_MARKS_PORT  # noqa: E402
 
 CACHE = ROOT / ".cache" / "bench"
 PROGRAM = Path(sys.executable).parent / "gpumon-sidecar"
@@ -45,14 +48,16 @@ SCRAPE_SECONDS = 15.0
 SETTLE_SECONDS = 10.0
 """Until imports, opening and the first report are over."""
 BUDGET = (
-    "budget: NVML alone 30 MiB, 0.3 % of a core at 30 us a call, 70 calls/s; all sources 35 MiB, 0.5 %;"
-    " 120 series a GPU; flat over 100,000 collections"
+    "budget: NVML alone 30 MiB, 0.3 % of a core at 30 us a call, 70 calls/s; all sources 35 MiB and 0.5 % on a worker,"
+    " 45 MiB and 1 % on a head; 120 series a GPU; flat over 100,000 collections"
 )
 MEANING = """\
 RSS, private: resident memory, and the part that no other process shares. CPU: of one core, driver's part included.
 a call: CPU that a call into the driver takes beyond the simulation's own. series: on /metrics, for each GPU.
 the bare calls: the sidecar's calls at its pace by the binding alone; the rest of its CPU is what it makes of them.
-+ Ray: a Ray agent beside it, whose page is read each 15 s. Compare within a run: a busy machine doubles the CPU."""
+worker, head: all sources on (titles of 8 processes, Ray's agent each 5 s, on the head the State API each second, else
+the head's word in the answers), with another stage each 5 s; marked: the job marks its stages, and titles and agent
+rest. Compare within a run: a busy machine doubles the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +135,7 @@ class Program:
 
 
 def programs(where: Path, without_nvitop: bool) -> Iterator[Program]:
-    """Yield the sidecar as it runs in a pod, alone and with Ray's agent, its bare calls, and the other exporter."""
+    """Yield the sidecar as it runs in a pod, alone and with all sources on, its bare calls, and the other exporter."""
     yield Program(name="the bare calls", command=[sys.executable, "-m", "tests.bench.sidecar_calls"], environ={})
     yield Program(
         name="gpumon-sidecar",
@@ -139,13 +144,24 @@ def programs(where: Path, without_nvitop: bool) -> Iterator[Program]:
         port=19_410,
         around=lambda: reporting(where),
     )
-    yield Program(
-        name="gpumon-sidecar + Ray",
-        command=[str(PROGRAM)],
-        environ=pod_environ(19_411) | {wiring.ENV_RAY_NODE_TYPE: "worker"},
-        port=19_411,
-        around=lambda: reporting_on_ray(where),
-    )
+    for name, node_type, port, marks_port in (
+        ("worker", "worker", 19_411, None),
+        ("marked worker", "worker", 19_414, 19_424),
+        ("head", "head", 19_413, None),
+    ):
+        yield Program(
+            name=f"gpumon-sidecar, {name}",
+            command=[str(PROGRAM)],
+            environ=pod_environ(port)
+            | {
+                wiring.ENV_RAY_NODE_TYPE: node_type,
+                wiring.ENV_POD_IP: IP,
+                wiring.ENV_SHARED_PROCESSES: "1",
+                ENV_MARKS_PORT: str(marks_port or port + 10),
+            },
+            port=port,
+            around=partial(reporting_on_ray, where, head=node_type == "head", marks_port=marks_port),
+        )
     other = None if without_nvitop else nvitop()
     if other:
         yield Program(
@@ -165,13 +181,16 @@ def pod_environ(port: int) -> dict[str, str]:
         wiring.ENV_NODE_NAME: "node-a",
         wiring.ENV_GPUS_REQUESTED: str(GPUS),
         wiring.ENV_METRICS_PORT: str(port),
+        ENV_MARKS_PORT: "0",
     }
 
 
-def reporting(where: Path) -> Iterator[dict[str, str]]:
-    """Run a controller to report to."""
+def reporting(where: Path, *, stages: bool = False) -> Iterator[dict[str, str]]:
+    """Run a controller to report to. `stages`: it passes on what a head says."""
     authority = Authority()
     controller = Controller(authority.server_context(where))
+    if stages:
+        controller.answer = answer
     (where / "token").write_text("token")
     yield {
         wiring.ENV_REPORT_URL: controller.url,
@@ -182,15 +201,17 @@ def reporting(where: Path) -> Iterator[dict[str, str]]:
     controller.close()
 
 
-def reporting_on_ray(where: Path) -> Iterator[dict[str, str]]:
-    """The same, and an agent whose page is as long as a worker's."""
-    ray = Ray()
-    page = agent_page(list(range(GPUS)))
-    filler = b'ray_component_uss_bytes{Component="ray::WorkerDict",NodeAddress="10.0.0.9",pid="1"} 1.0\n'
-    ray.pages["/metrics"] = filler * ((72_000 - len(page)) // len(filler)) + page
-    for environ in reporting(where):
-        yield environ | {wiring.ENV_RAY_METRICS_URL: ray.url + "/metrics"}
-    ray.close()
+def reporting_on_ray(where: Path, *, head: bool, marks_port: int | None) -> Iterator[dict[str, str]]:
+    """The same, and a job on Ray, as a worker's sidecar meets it or a head's."""
+    job = Job(GPUS, head=head, marks_port=marks_port)
+    try:
+        for environ in reporting(where, stages=not head):
+            yield environ | {
+                wiring.ENV_RAY_METRICS_URL: job.ray.url + "/metrics",
+                wiring.ENV_RAY_DASHBOARD_URL: job.ray.url,
+            }
+    finally:
+        job.close()
 
 
 def nvitop() -> tuple[str, str] | None:
@@ -216,6 +237,7 @@ def nvitop() -> tuple[str, str] | None:
 def measure(together: list[Program], where: Path, *, call_microseconds: int, seconds: float) -> list[Cost]:
     """Run the programs at the same time, let them settle, and see what each takes in so many seconds."""
     with ExitStack() as running:
+        running.enter_context(titled_processes(GPUS))
         started = [running.enter_context(_started(program, where, call_microseconds)) for program in together]
         time.sleep(SETTLE_SECONDS)
         for one in started:
@@ -359,13 +381,13 @@ def _churn() -> None:
 
 def _row(cost: Cost) -> str:
     return (
-        f"{cost.program:24} {cost.call_microseconds:>5} us {cost.rss_mib:>8.1f} {cost.private_mib:>8.1f}"
+        f"{cost.program:29} {cost.call_microseconds:>5} us {cost.rss_mib:>8.1f} {cost.private_mib:>8.1f}"
         f" {cost.cpu_percent:>8.2f} {cost.calls_per_second:>8.1f} {cost.series_per_gpu:>8.1f}"
     )
 
 
 def _print(costs: list[Cost], flatness: Flatness | None) -> None:
-    print(f"\n{'':24} {'a call':>8} {'RSS MiB':>8} {'private':>8} {'CPU %':>8} {'calls/s':>8} {'series':>8}")
+    print(f"\n{'':29} {'a call':>8} {'RSS MiB':>8} {'private':>8} {'CPU %':>8} {'calls/s':>8} {'series':>8}")
     for cost in costs:
         print(_row(cost))
     if flatness is not None:

@@ -372,7 +372,7 @@ def killed_at_once() -> Built:
 
 
 def row_not_remapped() -> Built:
-    """Xid 48 and 64 on one GPU: an uncorrectable error, a row that cannot be remapped; 45 follows as the driver clears."""
+    """Xid 48 and 64 on one GPU: a row that cannot be remapped; 45 follows as the driver clears."""
     job = Job("row-remap", seed=39, gpus=8)
     job.start()
     for step in range(3):

@@ -112,12 +112,17 @@ class Job:
         total_gib: float = 80.0,
         limit_watts: float = 700.0,
         interval: float = 2.0,
+        stretch: float = 1.0,
         entrypoint: str | None = ENTRYPOINT,
         kind: str = "RayJob",
         verl: str | None = "0.9.0",
     ) -> None:
         self.name, self.interval, self.entrypoint, self.kind, self.verl = name, interval, entrypoint, kind, verl
         self.total_gib, self.limit_watts = total_gib, limit_watts
+        self.stretch = stretch
+        """All stages take so much longer."""
+        self.scale = total_gib / 80.0
+        """Memory is laid out for 80 GiB, and grows and shrinks with the GPU."""
         self.rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
         self.lines: list[dict[str, Any]] = []
         self.clock = 0.0
@@ -166,7 +171,7 @@ class Job:
         `odd`: GPU's place over all pods -> its own load; `slow`: rank -> how much longer its task takes; `dies`: the
         tasks never end; `alone`: no task is written, so that nobody says what runs.
         """
-        begin, end = self.clock, self.clock + seconds
+        begin, end = self.clock, self.clock + seconds * self.stretch
         place = 0
         for pod in self.workers if pods is None else pods:
             for gpu in pod.gpus:
@@ -328,9 +333,10 @@ class Job:
         into = 0.0 if span is None else (t - span.begin) / (span.end - span.begin)
         works = load.busy > 0 and (rng.random() < load.working if load.scattered else into <= load.working)
         used = load.memory + into * ((load.memory_end or load.memory) - load.memory)
-        used = max(0.01, used * rng.uniform(0.998, 1.002)) + gpu.held_gib
-        spiked = load.spike * rng.uniform(0.6, 1.0) if load.spike and rng.random() < 0.5 else 0.0
-        peak = min(self.total_gib * 0.9999, max(used + spiked, carried + gpu.held_gib if carried else 0.0))
+        used = max(0.01, self.scale * used * rng.uniform(0.998, 1.002)) + gpu.held_gib
+        spiked = self.scale * load.spike * rng.uniform(0.6, 1.0) if load.spike and rng.random() < 0.5 else 0.0
+        before = self.scale * carried + gpu.held_gib if carried else 0.0
+        peak = min(self.total_gib * 0.9999, max(used + spiked, before))
         utilization = min(1.0, max(0.0, rng.gauss(load.busy, 0.02))) if works else 0.0
         power = (load.power if works else 0.13) * self.limit_watts * rng.uniform(0.97, 1.03)
         return {
