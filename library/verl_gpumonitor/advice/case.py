@@ -26,6 +26,9 @@ STATE_BYTES: Final = 16.0
 _IMPLAUSIBLE: Final = 1e18
 """An exbibyte, or an age in seconds: what is above is no measurement. It also leaves out NaN and infinity."""
 
+_LEAST_GPU: Final = 2.0**20
+"""No GPU and no stage has less memory than that."""
+
 Found = Iterator[Advice | None]
 """What an advisor yields: the best first; None where a change was weighed and refused."""
 
@@ -62,7 +65,7 @@ class Case:
     def total_bytes(self) -> float | None:
         """Memory of the GPU, or of the job's smallest."""
         total = self.figure("memory_total_bytes")
-        return total or self.context.memory_total_bytes
+        return total if total is not None and total >= _LEAST_GPU else self.context.memory_total_bytes
 
     @property
     def peak_bytes(self) -> float | None:
@@ -100,7 +103,7 @@ class Case:
         middle is taken. Peak 80 GB, least 60, 7e9 parameters on 8 GPUs (14 GB): 43 GB grow; to free 8.6 keeps 80%.
         """
         missing, peak = self.missing_bytes, self.peak_bytes
-        if missing is None or not peak or peak <= 0:
+        if missing is None or peak is None or peak < _LEAST_GPU:
             return None
         state, least = self._state_bytes(state_bytes), self.figure("lowest_bytes", "floor_bytes")
         still = ((0.25 * peak if state is None else state) + (0.75 * peak if least is None else least)) / 2

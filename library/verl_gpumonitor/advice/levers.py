@@ -271,7 +271,7 @@ def offload(case: Case, root: str, what: str) -> Advice | None:
     of_one = {"param": 4.0, "optimizer": 8.0, "grad": 4.0}[what]
     if _host_is_short(case, of_one):
         return None
-    text = f"Set {key}=true: what is not needed in a stage waits in host memory"
+    text = f"Set {key}=true: it waits in host memory while other stages run, and comes back for its own"
     held = _host_bytes(case, of_one)
     cost = f"about {held / GIB:.0f} GiB of host memory on each pod" if held else "host memory of that size on each pod"
     return case.change(key, "true", text=text, price=f"{cost}, and time for the copies at each change of stage")

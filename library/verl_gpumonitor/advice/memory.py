@@ -85,19 +85,19 @@ def _old_log_prob(case: Case) -> Found:
     yield levers.remove_padding(case, M)
     yield levers.smaller_batch(case, "old_log_prob")
     yield levers.entropy_in_chunks(case)
+    yield levers.offload(case, levers.offload_root(case, "actor"), "optimizer")
     yield levers.fused_kernels(case)
     yield levers.sequence_parallel(case, "old_log_prob")
-    yield levers.offload(case, levers.offload_root(case, "actor"), "optimizer")
     yield _smaller_model_share("old_log_prob")
 
 
 def _ref(case: Case) -> Found:
     yield levers.remove_padding(case, M)
     yield levers.smaller_batch(case, "ref")
-    yield levers.fused_kernels(case)
-    yield levers.sequence_parallel(case, "ref")
     yield levers.offload(case, levers.offload_root(case, "actor"), "optimizer")
     yield levers.offload(case, levers.offload_root(case, "actor"), "param")
+    yield levers.fused_kernels(case)
+    yield levers.sequence_parallel(case, "ref")
     yield _smaller_model_share("ref")
 
 
@@ -116,8 +116,10 @@ def _values(case: Case) -> Found:
 
 
 def _critic_beside(case: Case, stage: str) -> Found:
+    """What the actor keeps on the GPU lies beside the critic's stages; the critic's own states come back for them."""
     root = levers.offload_root(case, "critic")
     yield levers.offload(case, root, "optimizer")
+    yield levers.offload(case, levers.offload_root(case, "actor"), "optimizer")
     yield levers.offload(case, root, "param")
     yield levers.sequence_parallel(case, stage)
     yield levers.activation_offload(case, "critic.model")

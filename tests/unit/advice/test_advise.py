@@ -95,8 +95,9 @@ def test_offloads_follow_release_and_strategy() -> None:
     def offloads(settings: Mapping[str, str], verl: str, stage: str) -> set[str]:
         found: set[str] = set()
         for advice in answer(job(settings, verl=verl), "OOMRisk", stage):
-            if advice.parameter and advice.parameter.endswith(("param_offload", "optimizer_offload")):
-                found.add(advice.parameter.rpartition(".")[0])
+            own = "critic" if stage == "update_critic" else "actor_rollout_ref"
+            if (advice.parameter or "").startswith(own) and (advice.parameter or "").endswith("r_offload"):
+                found.add((advice.parameter or "").rpartition(".")[0])
         return found
 
     padded = {"critic.model.use_remove_padding": "True"}
@@ -266,3 +267,12 @@ def test_a_leak_is_looked_for_and_growing_answers_are_bounded() -> None:
 
 def test_an_unknown_reason_has_no_advice() -> None:
     assert advise(finding("Nothing"), job()) == ()
+
+
+@pytest.mark.parametrize("figure", [0.0, 5e-324, 1e308, float("inf"), float("nan"), -1.0])
+def test_figures_that_are_no_measurement_are_survived(figure: float) -> None:
+    for reason in REASONS:
+        for stage in ("update_actor", "gen", None):
+            keys = ("memory_total_bytes", "peak_bytes", "missing_bytes", "headroom_bytes", "lowest_bytes", "held_bytes")
+            for known in ({}, {"memory_total_bytes": 80.0 * GIB, "peak_bytes": 77.0 * GIB}):
+                advise(finding(reason, stage, {**dict.fromkeys(keys, figure), **known}), job())
