@@ -25,6 +25,7 @@ class Parts:
             run=self._part("reconciler").run, restore=lambda: self.begun.append("restore"), listening=lambda: None
         )
         parts["sweeper"] = SimpleNamespace(run=self._part("sweeper").run, complete=self.listed.wait)
+        parts["ledgers"] = SimpleNamespace(run=self._part("ledgers").run, load=self._part("loaded").run)
         parts["pods"] = Pods()
         vars(self.controller).update(parts, workloads=())
 
@@ -74,5 +75,15 @@ async def test_what_was_before_is_restored_once_the_lists_are_there() -> None:
     parts = Parts()
     parts.listed.set()
     await _work(parts.controller)
-    assert sorted(parts.begun) == ["breaker", "reconciler", "rescuer", "restore", "supervisor", "sweeper"]
-    assert parts.begun.index("restore") < parts.begun.index("reconciler")
+    assert sorted(parts.begun) == [
+        "breaker",
+        "ledgers",
+        "loaded",
+        "reconciler",
+        "rescuer",
+        "restore",
+        "supervisor",
+        "sweeper",
+    ]
+    order = [parts.begun.index(name) for name in ("loaded", "restore", "reconciler")]
+    assert order == sorted(order)
