@@ -27,7 +27,7 @@ from verl_gpumonitor.stages.sources.titles import Titles
 
 from . import endpoint, exporter
 from .join import Terms
-from .journal import Journal
+from .journal import Journal, write_stderr
 from .loop import Loop
 from .program import CALL_LIMIT_SECONDS, own_use, read_page
 from .ray_watch import RayView, RayWatch
@@ -173,6 +173,11 @@ class Host:
 
     def _exports(self) -> exporter.Exports:
         return exporter.Exports(identity=self._identity, state=self._loop.state, use=own_use())
+
+
+def say(line: str) -> None:
+    """Write a line for a person."""
+    write_stderr(line.encode() + b"\n")
 
 
 def shown(node: NodeSample) -> int:

@@ -29,6 +29,9 @@ from .urgency import Known, look
 
 HEALTHY_SECONDS = 30.0
 """A loop that has not turned for so long is stuck."""
+MARKS_FRESH_SECONDS = 5.0
+MARKED_SECONDS = 30.0
+"""A program that marks its stages for so long without a gap lets poorer sources rest."""
 
 
 class NodeReading(Protocol):
@@ -53,6 +56,9 @@ class StageReading(Protocol):
 
     def latest(self) -> StageView:
         """Return what Ray's State API and the titles said last, at once."""
+
+    def set_titles_needed(self, needed: bool) -> None:
+        """Say whether titles are wanted."""
 
 
 class MarkReading(Protocol):
@@ -168,8 +174,7 @@ class Loop:
         )
         self._memory, state = join(self._memory, inputs, terms=self._terms, now=now, now_unix=now_unix)
         self.state = self._with_stages(state, view, marked, now=now, now_unix=now_unix)
-        if self._ray:
-            self._ray.set_needed(needs_ray(self.state) or self._wants_names())
+        self._say_needs(marked=any(_vouches(word, now_unix) for word in marked))
         self._known, news = look(self._known, self.state, now)
         if self._stage_news() or news:
             self._urgent()
@@ -232,8 +237,12 @@ class Loop:
             return view.agent.host
         return self._marks.host_sample(now_unix) if self._marks else None
 
-    def _wants_names(self) -> bool:
-        return self._context is not None
+    def _say_needs(self, *, marked: bool) -> None:
+        """Let poorer sources rest while the program itself says what it does: they cost the job's servers, and us."""
+        if self._ray:
+            self._ray.set_needed(needs_ray(self.state) or (self._context is not None and not marked))
+        if self._stages:
+            self._stages.set_titles_needed(not marked)
 
     def _stage_news(self) -> bool:
         """Say whether another stage runs: in this pod, or, as a head knows, anywhere in its cluster."""
@@ -279,6 +288,11 @@ class Loop:
             self._journal.state(
                 "gpu " + sample.uuid, "state of a GPU", gpu=sample.uuid, state=sample.state, error=sample.error
             )
+
+
+def _vouches(word: StageWord, now_unix: float) -> bool:
+    """Return whether marks tell all of the present, and have for a while: not of single stages, with gaps between."""
+    return now_unix - word.known_until <= MARKS_FRESH_SECONDS and word.known_until - word.known_from >= MARKED_SECONDS
 
 
 def needs_ray(state: PodState) -> bool:

@@ -146,6 +146,7 @@ class StageWatch:
         self._view = StageView()
         self._wake = threading.Event()
         self._hinted = False
+        self._titles_needed = True
         self._titles_due = self._jobs_due = clock()
         self._cluster_due: float | None = None
         self._cluster_at = clock() - CLUSTER_UNCHANGED_SECONDS
@@ -164,6 +165,13 @@ class StageWatch:
         self._hinted = True
         self._wake.set()
 
+    def set_titles_needed(self, needed: bool) -> None:
+        """Say whether titles are wanted: not while the program itself marks its stages; from any thread."""
+        if needed and not self._titles_needed:
+            self._titles_needed = True
+            self._wake.set()
+        self._titles_needed = needed
+
     def _run(self) -> None:
         while True:
             try:
@@ -177,7 +185,7 @@ class StageWatch:
     def due_at(self) -> float:
         """Return when the next question is due."""
         due = [
-            *([self._titles_due] if self._titles else []),
+            *([self._titles_due] if self._titles and self._titles_needed else []),
             *([self._jobs_due] if self._jobs else []),
             *([self._state.due_at()] if self._state else []),
             *([self._cluster_due] if self._state and self._cluster_due is not None else []),
@@ -187,9 +195,10 @@ class StageWatch:
     def turn(self) -> None:
         """Ask whatever is due."""
         now = self._clock()
-        if self._titles and now >= self._titles_due:
+        if self._titles and self._titles_needed and now >= self._titles_due:
             self._titles.observe(self._unix_clock())
-            self._titles_due = max(self._titles_due + TITLES_SECONDS, now)
+            on_time = now < self._titles_due + TITLES_SECONDS
+            self._titles_due = (self._titles_due if on_time else now) + TITLES_SECONDS
             self._show(titles=self._titles.word(self._unix_clock()))
         if self._state:
             self._turn_state(self._state)

@@ -11,10 +11,10 @@ from typing import Final
 
 import msgspec
 
-from verl_gpumonitor.model.report import PodStages, StageNow, StageQuality
+from verl_gpumonitor.model.report import PodStages, StageCount, StageNow, StageQuality
 from verl_gpumonitor.model.stages import StageInterval, StageSource, StageWord
 from verl_gpumonitor.model.vocabulary import UNKNOWN
-from verl_gpumonitor.timeline.stages import StageTimeline
+from verl_gpumonitor.timeline.stages import Key, StageTimeline
 from verl_gpumonitor.timeline.steps import Steps
 from verl_gpumonitor.timeline.words import OTHER, POD, Own, Voice, present, speaker
 
@@ -65,6 +65,8 @@ class Staging:
         self._timeline = StageTimeline()
         self._steps = Steps()
         self._turned_at: float | None = None
+        self._counts: Mapping[str, tuple[StageCount, ...]] = {}
+        self._pod_seconds: Mapping[Key, float] = {}
         self._pids: dict[str, frozenset[int]] = {}
         """UUID -> processes on it, where they are visible."""
 
@@ -80,21 +82,32 @@ class Staging:
         voices = _voices(heard)
         owns = self._owns(state, voices)
         self._observe(state, owns, now=now, now_unix=now_unix)
-        if final:
-            self._steps.take(self._timeline.finish(voices, now=now_unix))
-            self._steps.finish()
-        else:
-            patient = bool(self._context.ray_node_type)
-            self._steps.take(self._timeline.settle(voices, now=now_unix, patient=patient))
+        self._settle(voices, now_unix, final=final)
         return StagePicture(
             now=self._now(voices, now_unix),
             now_unix=now_unix,
             roles=_roles(voices, owns, now_unix),
             quality=self._quality(voices, heard, now_unix),
-            counts={gpu.sample.uuid: self._timeline.gpu_counts(gpu.sample.uuid) for gpu in state.gpus},
-            pod_seconds=self._timeline.pod_seconds(),
+            counts=self._counts,
+            pod_seconds=self._pod_seconds,
             steps=self._steps.kept,
         )
+
+    def _settle(self, voices: list[Voice], now_unix: float, *, final: bool) -> None:
+        """Count what is decided. Most turns of a worker decide nothing: its head speaks each 15 s."""
+        if final:
+            settled = self._timeline.finish(voices, now=now_unix)
+        else:
+            patient = bool(self._context.ray_node_type)
+            settled = self._timeline.settle(voices, now=now_unix, patient=patient)
+        self._steps.take(settled)
+        if final:
+            self._steps.finish()
+        if settled.shares:
+            changed = {share.uuid for share in settled.shares}
+            self._counts = {**self._counts, **{uuid: self._timeline.gpu_counts(uuid) for uuid in changed}}
+        if settled.pod:
+            self._pod_seconds = self._timeline.pod_seconds()
 
     def _observe(self, state: PodState, owns: Mapping[str, Own], *, now: float, now_unix: float) -> None:
         if self._turned_at is not None:

@@ -39,6 +39,7 @@ class World:
         self.lines: list[dict[str, object]] = []
         self.fault: Exception | None = None
         self.seen = StageView()
+        self.titles_needed = True
         self.marks = _Marks()
         self.loop = Loop(
             Terms(gpus_requested=requested),
@@ -100,6 +101,9 @@ class _Stages:
 
     def latest(self) -> StageView:
         return self._world.seen
+
+    def set_titles_needed(self, needed: bool) -> None:
+        self._world.titles_needed = needed
 
 
 class _Marks:
@@ -232,7 +236,7 @@ def staged(world: World, seconds: int, utilization: float = 0.5) -> None:
 
 
 def counted(world: World) -> dict[str, float]:
-    return {count.stage: count.observed_seconds for count in world.loop.state.stages.counts["a"]}
+    return {count.stage: count.observed_seconds for count in world.loop.state.stages.counts.get("a", ())}
 
 
 def test_seconds_are_counted_by_stage_when_the_head_has_spoken() -> None:
@@ -283,7 +287,11 @@ def test_another_stage_in_the_cluster_is_news_for_a_head_without_gpus() -> None:
 def test_names_are_wanted_from_the_agent_while_stages_are() -> None:
     world = World(context=WORKER)
     staged(world, 2)
-    assert world.needed == [True, True]
+    assert (world.needed, world.titles_needed) == ([True, True], True)
+    for known_from, known_until, rests in ((50, 104, True), (50, 90, False), (95, 104, False)):
+        world.marks.own = (word(1e9 + known_from, 1e9 + known_until),)
+        staged(world, 1)
+        assert (world.needed[-1], world.titles_needed) == (not rests, not rests)
 
 
 def test_marks_name_the_gpus_and_the_host_memory_where_nobody_better_does() -> None:

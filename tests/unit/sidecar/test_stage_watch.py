@@ -160,6 +160,11 @@ def test_titles_are_read_each_second() -> None:
     assert world.titles.scans == 10
     assert world.watch.latest().titles is not None
     assert world.watch.latest().cluster is None
+    world.watch.set_titles_needed(False)
+    world.run(10)
+    world.watch.set_titles_needed(True)
+    world.run(2)
+    assert world.titles.scans == 12, "they rest while nobody wants them"
 
 
 def test_trouble_is_said_once_and_passed_on() -> None:
