@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `gpumon`: its subcommands are modules, imported when they are called, so that none pays for another.
 
-Other packages add subcommands by an entry point of the group `gpumon.commands`, whose object is a click command.
+Other packages add subcommands by an entry point of the group `gpumon.commands`: a function that makes the command.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ class LazyGroup(click.Group):
             command = import_module(f"{__package__}.{module}").command
         else:
             entry = added().get(cmd_name)
-            command = entry.load() if entry else None
+            command = entry.load()() if entry else None
         return command if isinstance(command, click.Command) else None
 
 

@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gpumon serve` on simulated GPUs: the sidecar's series for a whole host, and how it ends."""
 
+import os
 import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -164,3 +166,15 @@ def test_an_address_that_is_not_this_hosts_is_said(host: Host) -> None:
     done = host.run("serve", "--address", "192.0.2.7")
     assert done.returncode == 1
     assert "cannot listen on port 9410 of 192.0.2.7" in done.stderr
+
+
+def test_the_sidecars_image_can_run_it_without_click(host: Host) -> None:
+    program = "import sys; sys.modules['click'] = None; from verl_gpumonitor_sidecar import host; host.main()"
+    with socket.socket() as holder:
+        holder.bind(("", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        environ = {**os.environ, "GPUMON_METRICS_PORT": port}
+        done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"port {port} is taken" in done.stderr
