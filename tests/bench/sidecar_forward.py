@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sidecar's own parts, driven through virtual time as fast as the machine allows. Started by `tests.bench.sidecar`.
 
-A process of its own, whose imports are the sidecar's: the real reader, sampler, join, page and report. A collection
-is a full pass over all GPUs, their processes included, and a turn of the loop; each fifteenth is scraped and reported.
+A process of its own, whose imports are the sidecar's: the real reader, sampler, join, timeline, page and report. A
+collection is a full pass over all GPUs, their processes included, and a turn of the loop; each fifteenth is scraped and
+reported, and its answer brings the head's word on stages, each of which lasts 5 s.
 Prints a JSON line a hundred times.
 """
 
@@ -13,7 +14,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from verl_gpumonitor.model.report import PodRef, encode
+from verl_gpumonitor.model.report import PodRef, PodStages, RayStage, ReportAnswer, encode
+from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings, _Run
 from verl_gpumonitor_sidecar import program as _program  # noqa: F401 - its imports are part of the memory
 from verl_gpumonitor_sidecar.exporter import Exports, Identity, Page
@@ -21,12 +23,34 @@ from verl_gpumonitor_sidecar.join import Terms
 from verl_gpumonitor_sidecar.journal import Journal
 from verl_gpumonitor_sidecar.loop import Loop
 from verl_gpumonitor_sidecar.reports import Sender, Turn, build
+from verl_gpumonitor_sidecar.staging import Context
 
 GPUS = 8
 STEPS = 100
 """How often memory is told."""
+UNIX = 1e9
+STAGE_SECONDS = 5.0
+STAGES = (
+    ("gen", "rollout"),
+    ("old_log_prob", "actor"),
+    ("ref", "ref"),
+    ("update_actor", "actor"),
+    ("update_weights", "actor"),
+)
 EACH = 15
 """A scrape and a report come after so many collections."""
+
+
+def head_word(now: float) -> PodStages:
+    """Return what a head says that was heard 5 s ago."""
+    until = now - 5.0
+    intervals = []
+    for number in range(int((until - 90) / STAGE_SECONDS), int(until / STAGE_SECONDS) + 1):
+        stage, role = STAGES[number % len(STAGES)]
+        begin = number * STAGE_SECONDS
+        end = begin + STAGE_SECONDS
+        intervals += [RayStage(stage, role, begin, end if end <= until else None, rank) for rank in range(GPUS)]
+    return PodStages(source=StageSource.RAY_STATE, known_from=until - 90, known_until=until, intervals=intervals)
 
 
 def drive(collections: int) -> Iterator[dict[str, float]]:
@@ -39,10 +63,11 @@ def drive(collections: int) -> Iterator[dict[str, float]]:
         Terms(gpus_requested=GPUS),
         node=sampler,
         ray=None,
+        context=Context(ray_node_type="worker", started_unix=UNIX + now[0]),
         shared_processes=True,
         journal=Journal(lambda _: None),
         clock=lambda: now[0],
-        unix_clock=lambda: 1e9 + now[0],
+        unix_clock=lambda: UNIX + now[0],
     )
     page = Page(
         lambda: Exports(identity=Identity(namespace="team", pod="worker-0"), state=loop.state), clock=lambda: now[0]
@@ -55,7 +80,9 @@ def drive(collections: int) -> Iterator[dict[str, float]]:
         loop.turn()
         if number % EACH == 0:
             page.text()
-            encode(build(sender, loop.state, Turn(sequence=number, now=now[0], now_unix=1e9 + now[0])))
+            encode(build(sender, loop.state, Turn(sequence=number, now=now[0], now_unix=UNIX + now[0])))
+            loop.take_steps(max((step.number for step in loop.state.stages.steps), default=0))
+            loop.take_answer(ReportAnswer(accepted=number, stages=head_word(UNIX + now[0])))
         if number % max(1, collections // STEPS) == 0:
             lines = page.text().splitlines()
             series = sum(not line.startswith(b"#") for line in lines)
