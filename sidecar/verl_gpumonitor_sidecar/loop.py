@@ -21,7 +21,7 @@ from verl_gpumonitor.timeline.words import OTHER
 
 from .join import Inputs, Memory, Terms, join
 from .journal import Journal
-from .ray_watch import RayView
+from .ray_watch import NEEDED_SECONDS, RayView
 from .stage_watch import StageView
 from .staging import Context, Heard, Staging, word_of
 from .state import ClusterStagesSeen, PodState
@@ -231,6 +231,11 @@ class Loop:
             self._journal.state("marks", "the program marks its stages")
         return words
 
+    def _needs_hints(self) -> bool:
+        """Say whether the State API is asked so seldom that the agent's page must say when it is time."""
+        seconds = self._stages.latest().ask_seconds if self._stages else None
+        return seconds is not None and seconds > NEEDED_SECONDS
+
     def _host(self, view: RayView, now_unix: float) -> HostSample | None:
         """Return the job's host memory by Ray's agent, else by the program itself."""
         if view.agent is not None and view.agent.host is not None:
@@ -240,7 +245,8 @@ class Loop:
     def _say_needs(self, *, marked: bool) -> None:
         """Let poorer sources rest while the program itself says what it does: they cost the job's servers, and us."""
         if self._ray:
-            self._ray.set_needed(needs_ray(self.state) or (self._context is not None and not marked))
+            wanted = self._context is not None and not marked
+            self._ray.set_needed(needs_ray(self.state) or wanted or self._needs_hints())
         if self._stages:
             self._stages.set_titles_needed(not marked)
 

@@ -20,6 +20,7 @@ from verl_gpumonitor.model.report import PodRef, RayNode, Report, ReportAnswer
 from verl_gpumonitor.reading.fetch import fetch
 from verl_gpumonitor.reading.ray_agent import MAX_ANSWER_BYTES, AgentParser
 from verl_gpumonitor.reading.ray_head import read_nodes
+from verl_gpumonitor.reading.ray_tasks import SubmittedTasks
 from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings
 from verl_gpumonitor.stages.sources.ray_agent import AgentStages, RunningNames
 
@@ -192,6 +193,7 @@ class Sidecar:
             read_agent=(lambda: read_page(agent_url)) if agent_url else None,
             read_nodes=(lambda: ray_nodes(head_url)) if head_url else None,
             stages=AgentStages() if self._settings.gpus_requested else None,
+            changed=self._stages.hint if self._stages else lambda: None,
             journal=self._journal,
         )
 
@@ -293,14 +295,16 @@ class Sidecar:
 
 def read_page(url: str) -> AgentPage:
     """Read the agent's page once for all that is wanted of it. Raises FetchError."""
-    parser, names = AgentParser(), RunningNames()
+    parser, names, submitted = AgentParser(), RunningNames(), SubmittedTasks()
 
     def take(piece: bytes) -> None:
         parser.feed(piece)
         names.feed(piece)
+        submitted.feed(piece)
 
     fetch(url, take, limit_seconds=AGENT_LIMIT_SECONDS, max_bytes=MAX_ANSWER_BYTES)
-    return AgentPage(sample=parser.finish(taken_at=time.monotonic()), names=names.names())
+    sample = parser.finish(taken_at=time.monotonic())
+    return AgentPage(sample=sample, names=names.names(), submitted=submitted.names())
 
 
 def ray_nodes(dashboard_url: str) -> tuple[RayNode, ...]:

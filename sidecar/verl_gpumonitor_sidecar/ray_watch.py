@@ -35,6 +35,8 @@ class AgentPage(msgspec.Struct, frozen=True, kw_only=True):
     sample: RayAgentSample
     names: tuple[str, ...] = ()
     """Titles of processes, and names of tasks that run."""
+    submitted: frozenset[bytes] = frozenset()
+    """Names of tasks that processes of this pod have given away."""
 
 
 class NamesToStages(Protocol):
@@ -75,7 +77,8 @@ class RayWatch:
     ) -> None:
         """Start nothing yet. The two readers may block for some seconds and raise anything; None: not asked.
 
-        `stages` None: what runs is of no interest. `changed` is called when something else runs by the agent's page.
+        `stages` None: what runs here is of no interest. `changed` is called when something else runs by the agent's
+        page, here or for a driver that is here.
         """
         self._read_agent = read_agent
         self._read_nodes = read_nodes
@@ -85,6 +88,7 @@ class RayWatch:
         self._clock = clock
         self._unix_clock = unix_clock
         self._view = RayView()
+        self._submitted: frozenset[bytes] | None = None
         self._needed = True
         self._wake = threading.Event()
         self._agent_due = clock()
@@ -134,7 +138,7 @@ class RayWatch:
     def _ask_agent(self, read: Callable[[], AgentPage]) -> None:
         try:
             page = read()
-            stages = self._stage_word(page.names)
+            stages = self._stage_word(page)
         except Exception as error:  # noqa: BLE001 - the agent is the job's; nothing that it says may end this thread
             self._journal.state("ray agent", "Ray's agent does not answer", kind=type(error).__name__, error=str(error))
             return
@@ -142,13 +146,15 @@ class RayWatch:
         self._view = RayView(agent=sample, agent_at=self._clock(), nodes=self._view.nodes, stages=stages)
         self._journal.state("ray agent", "Ray's agent answers", gpus=len(sample.gpus) + len(sample.unnamed_gpus))
 
-    def _stage_word(self, names: tuple[str, ...]) -> StageWord | None:
-        if self._stages is None:
-            return None
+    def _stage_word(self, page: AgentPage) -> StageWord | None:
         now = self._unix_clock()
-        if self._stages.observe(now, names):
+        changed = self._submitted is not None and page.submitted != self._submitted
+        self._submitted = page.submitted
+        if self._stages is not None:
+            changed = self._stages.observe(now, page.names) or changed
+        if changed:
             self._changed()
-        return self._stages.word(now)
+        return self._stages.word(now) if self._stages is not None else None
 
     def _ask_nodes(self, read: Callable[[], tuple[RayNode, ...]]) -> None:
         self._nodes_wait = min(NODES_SECONDS, self._nodes_wait * 2)

@@ -294,6 +294,14 @@ def test_names_are_wanted_from_the_agent_while_stages_are() -> None:
         assert (world.needed[-1], world.titles_needed) == (not rests, not rests)
 
 
+def test_the_agents_page_says_when_to_ask_a_slow_state_api() -> None:
+    world = World(requested=0)
+    for seconds, wanted in ((1.0, False), (30.0, True)):
+        world.seen = StageView(ask_seconds=seconds)
+        world.loop.turn()
+        assert world.needed[-1] is wanted
+
+
 def test_marks_name_the_gpus_and_the_host_memory_where_nobody_better_does() -> None:
     world = World(context=WORKER)
     world.marks.uuids = ("b",)

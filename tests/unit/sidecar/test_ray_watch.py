@@ -23,6 +23,7 @@ class World:
         self.asked_nodes: list[float] = []
         self.lines: list[bytes] = []
         self.names: tuple[str, ...] = ()
+        self.submitted: frozenset[bytes] = frozenset()
         self.changes = 0
         self.watch = RayWatch(
             read_agent=self.read_agent,
@@ -41,7 +42,7 @@ class World:
         self.asked_agent.append(self.now)
         if self.fault:
             raise self.fault
-        return AgentPage(sample=RayAgentSample(), names=self.names)
+        return AgentPage(sample=RayAgentSample(), names=self.names, submitted=self.submitted)
 
     def read_nodes(self) -> tuple[RayNode, ...]:
         self.asked_nodes.append(self.now)
@@ -106,3 +107,13 @@ def test_the_agent_tells_the_stages_of_the_pod() -> None:
     world.fault = ValueError("garbage")
     world.run(100)
     assert world.watch.latest().stages == word, "what it said stays true of that time"
+
+
+def test_what_a_driver_gives_away_is_a_hint() -> None:
+    world = World(head=True)
+    world.submitted = frozenset({b"WorkerDict.update_actor"})
+    world.run(11)
+    assert world.changes == 0, "what it gave away before is no change"
+    world.submitted = frozenset()
+    world.run(10)
+    assert world.changes == 1
