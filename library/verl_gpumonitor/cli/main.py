@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "diagnose": "diagnose",
     "list": "listing",
     "log": "log",
+    "record": "record",
     "report": "report",
     "top": "top",
 }

@@ -1,0 +1,202 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""`gpumon record`: the flight record of this host, as a trace that `diagnose`, `report` and `replay` read."""
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import click
+
+from verl_gpumonitor.reading.machine import MachineReader
+from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings
+from verl_gpumonitor.stages.sources.marks import MarkReceiver
+
+from .findings import clock
+from .gpus import EXIT_NO_GPU, NoGpuError, await_first
+from .recording.file import Output, TraceFile, open_output
+from .recording.gpus import PROCESSES_SECONDS
+from .recording.processes import Processes
+from .recording.ray import RayWatch
+from .recording.recorder import TURN_SECONDS, Recorder, Sources, encoded
+from .times import Seconds
+
+FLUSH_SECONDS: Final = 5.0
+"""What is not written yet is lost with us: so much, and what waits to be put in order."""
+OFF: Final = ("off", "no", "none")
+
+
+@click.command(
+    "record",
+    short_help="Record this host's GPUs and what runs on them.",
+    epilog="Example: gpumon record -o run.jsonl.gz --duration 1h",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
+    help="File to write, packed if it ends in .gz; `-` is standard output. A file that is there is kept as FILE.1."
+    " [default: gpumon-HOST-TIME.jsonl.gz]",
+)
+@click.option(
+    "-l",
+    "--interval",
+    type=click.FloatRange(0.5, 60),
+    default=2.0,
+    show_default=True,
+    help="Seconds between two lines of a GPU. Memory is read twice a second whatever this is.",
+)
+@click.option("--duration", type=Seconds(), help="End after so long: 90, 10m, 1h30m.")
+@click.option(
+    "--ray",
+    default="auto",
+    show_default=True,
+    metavar="URL|auto|off",
+    help="Ray's dashboard, which tells what runs; auto looks on this host.",
+)
+@click.option("--proc/--no-proc", default=True, show_default=True, help="Look at processes: titles and memory.")
+@click.option("--marks/--no-marks", default=True, show_default=True, help="Take in what training programs mark.")
+def command(*, output: Path | None, interval: float, duration: float | None, ray: str, proc: bool, marks: bool) -> None:
+    """Record this host: load, memory, power of each GPU, host memory, what Ray and programs say of stages, faults.
+
+    The file is a trace (gpumonitor-trace/1): see it with `gpumon diagnose`, `report` and `replay`. It can be read up
+    to the last few seconds whatever happens to this command. Ends on Ctrl-C or SIGTERM. Command lines are written
+    without the secrets in them.
+    """
+    if ray not in ("auto", *OFF) and not ray.startswith("http://"):
+        raise click.BadParameter(f"{ray!r} is none of http://HOST:PORT, auto, off", param_hint="--ray")
+    try:
+        with _stopped_by_signals() as stop, _sources(interval, ray=ray, proc=proc, marks=marks) as sources:
+            _record(sources, output, interval=interval, duration=duration, stop=stop)
+    except NoGpuError as error:
+        click.echo(f"gpumon: {error}", err=True)
+        raise SystemExit(EXIT_NO_GPU) from error
+    except BrokenPipeError:
+        raise SystemExit(0) from None
+    except OSError as error:
+        raise click.ClickException(f"{error.filename or output or 'the record'}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _sources(interval: float, *, ray: str, proc: bool, marks: bool) -> Iterator[Sources]:
+    """Start who is asked. Raises NoGpuError."""
+    sampler = Sampler(
+        settings=SamplerSettings(
+            interval_seconds=min(1.0, interval),
+            memory_interval_seconds=TURN_SECONDS,
+            processes_interval_seconds=min(PROCESSES_SECONDS, max(2.0, interval)),
+        )
+    )
+    sampler.start()
+    watch, receiver = None, None
+    try:
+        await_first(sampler)
+        receiver = _receiver() if marks else None
+        if ray not in OFF:
+            watch = RayWatch(None if ray == "auto" else ray)
+            watch.start()
+            if watch.latest().trouble and ray != "auto":
+                _say(f"Ray's dashboard tells nothing yet: {watch.latest().trouble}")
+        yield Sources(
+            node=sampler.latest,
+            machine=MachineReader(),
+            processes=Processes() if proc else None,
+            ray=watch,
+            marks=receiver,
+        )
+    finally:
+        sampler.stop()
+        if watch is not None:
+            watch.stop()
+        if receiver is not None:
+            receiver.close()
+
+
+def _receiver() -> MarkReceiver:
+    """Listen for marks. Where the port is another's, marks are not in the trace; it is tried again now and then."""
+    receiver = MarkReceiver()
+    if receiver.problem:
+        _say(f"marks of training programs are not recorded, somebody else receives them: {receiver.problem}")
+    return receiver
+
+
+def _record(
+    sources: Sources, path: Path | None, *, interval: float, duration: float | None, stop: threading.Event
+) -> None:
+    recorder = Recorder(sources, interval=interval)
+    first = recorder.turn()
+    header = recorder.header()
+    target = _target(path)
+    output = open_output(target, encoded(header))
+    count = len((header.pods or [])[0].gpus or ())
+    kept = output.kept_as if isinstance(output, TraceFile) else None
+    if kept is not None:
+        _say(f"{target} was there and is kept as {kept}")
+    _say(f"recording {count} GPU{'s' * (count != 1)} to {target or 'standard output'}; Ctrl-C ends it")
+    try:
+        output.write(first)
+        why = _loop(recorder, output, duration=duration, stop=stop)
+        output.write(recorder.end(why))
+        output.flush()
+    finally:
+        output.close()
+    _say(f"{clock(recorder.seconds)} recorded, {recorder.lines} lines")
+    if target is not None:
+        _say(f"see it with: gpumon diagnose {target}")
+
+
+def _loop(recorder: Recorder, output: Output, *, duration: float | None, stop: threading.Event) -> str:
+    """Record until told to stop; return why it ended."""
+    due = time.monotonic()
+    flush_at = due + min(1.0, FLUSH_SECONDS)  # Soon for the first time: a wrong path or a full disk is then said.
+    while not stop.is_set():
+        if duration is not None and recorder.seconds >= duration:
+            return "the recording ended after the time that was asked for"
+        output.write(recorder.turn())
+        if recorder.header_is_old:
+            output.rewrite_head(encoded(recorder.header()))
+        if time.monotonic() >= flush_at:
+            output.flush()
+            flush_at = time.monotonic() + FLUSH_SECONDS
+        due = max(due + TURN_SECONDS, time.monotonic())
+        left = due - time.monotonic()
+        stop.wait(max(0.0, left if duration is None else min(left, duration - recorder.seconds)))
+    return "the recording was ended"
+
+
+def _target(path: Path | None) -> Path | None:
+    """Return where to write; None is standard output."""
+    if path is None:
+        host = "".join(sign if sign.isalnum() or sign in "-." else "-" for sign in socket.gethostname()) or "host"
+        return Path(f"gpumon-{host}-{time.strftime('%Y%m%d-%H%M%S')}.jsonl.gz")
+    return None if str(path) == "-" else path
+
+
+def _say(text: str) -> None:
+    click.echo(f"gpumon: {text}", err=True)
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """Give an event that is set by Ctrl-C, SIGTERM and the end of the terminal."""
+    stop = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, _setter(stop)) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _setter(stop: threading.Event) -> Callable[[int, FrameType | None], None]:
+    def handle(_: int, __: FrameType | None) -> None:
+        stop.set()
+
+    return handle
