@@ -12,7 +12,7 @@ PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 FAKENVML := tests/fakenvml/build/libnvidia-ml.so.1
 TOOLS := .cache/tools
-PROMTOOL := $(TOOLS)/promtool
+PROMETHEUS := $(TOOLS)/promtool $(TOOLS)/prometheus
 BROWSER := $(TOOLS)/.chromium
 TYPED := library sidecar operator/verl_gpumonitor_operator devcluster tests examples
 
@@ -62,7 +62,7 @@ format: $(READY) ## Format and fix what can be fixed
 	@$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .
 
 .PHONY: unit
-unit: $(READY) $(FAKENVML) $(PROMTOOL) $(BROWSER) ## Unit and contract tests
+unit: $(READY) $(FAKENVML) $(PROMETHEUS) $(BROWSER) ## Unit and contract tests
 	@PATH="$(CURDIR)/$(TOOLS):$$PATH" $(PYTHON) -m pytest -n 4 --dist worksteal tests/unit tests/contract
 
 .PHONY: cluster-test
@@ -105,15 +105,15 @@ $(READY): requirements/dev.txt pyproject.toml
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-# Out of Debian's package, without its service. Elsewhere a promtool on PATH serves.
-$(PROMTOOL): | $(READY)
+# Out of Debian's package, without its service. Elsewhere those on PATH serve.
+$(PROMETHEUS): | $(READY)
 	@mkdir -p $(TOOLS)
-	@if command -v promtool >/dev/null; then ln -sf "$$(command -v promtool)" $@; \
+	@if command -v $(@F) >/dev/null; then ln -sf "$$(command -v $(@F))" $@; \
 	elif command -v apt-get >/dev/null; then \
 	  folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && chmod 755 "$$folder" && cd "$$folder" && \
 	  { apt-get download -qq prometheus 2>/dev/null || { apt-get update -qq && apt-get download -qq prometheus; }; } && \
-	  dpkg-deb -x prometheus_*.deb . && install usr/bin/promtool "$(CURDIR)/$@"; \
-	else echo "Please install promtool (it comes with Prometheus)" >&2; exit 1; fi
+	  dpkg-deb -x prometheus_*.deb . && install usr/bin/$(@F) "$(CURDIR)/$@"; \
+	else echo "Please install $(@F) (it comes with Prometheus)" >&2; exit 1; fi
 
 # Reports are pages: the tests look at them in a real browser.
 $(BROWSER): | $(READY)

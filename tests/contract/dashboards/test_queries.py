@@ -1,0 +1,169 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every query of every dashboard has data on the simulated job, and names only what is there; so do all rules."""
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import simgpu
+import yaml
+
+from compose.dashboards import gpu, job, jobs
+from compose.dashboards.panels import Board
+from tests.contract.dashboards.scenery import NAMESPACE, POD, RULES, WORKLOAD, Prometheus, scenery, wait_for
+from tests.unit.test_docs import in_code
+
+BOARDS = {"jobs": jobs.BOARD, "job": job.BOARD, "gpu": gpu.BOARD}
+DATA_WITHIN_SECONDS = 90.0
+"""Counters by stage are settled some 20 s after their time; one recording rule runs each 30 s."""
+
+CHOICES = {
+    "namespace": NAMESPACE,
+    "workload": WORKLOAD,
+    "pod": POD,
+    "role": ".*",
+    "uuid": simgpu.uuid_of(1),
+    "__rate_interval": "30s",
+    "__range": "5m",
+}
+
+
+class Asked(NamedTuple):
+    """A query as Prometheus gets it."""
+
+    place: str
+    expr: str
+
+
+def chosen(text: str) -> str:
+    """Put in what is chosen at the top of a dashboard."""
+    for name, value in CHOICES.items():
+        text = re.sub(rf"\$(?:{name}\b|\{{{name}\}})", value, text)
+    assert "$" not in text, text
+    return text
+
+
+def panels(board: Board) -> Iterator[dict[str, Any]]:
+    for panel in board.as_json()["panels"]:
+        yield panel
+        yield from panel.get("panels", ())
+
+
+def queries() -> Iterator[Asked]:
+    for name, board in BOARDS.items():
+        for panel in panels(board):
+            for target in panel.get("targets", ()):
+                yield Asked(f"{name}: {panel['title']} {target['refId']}", chosen(target["expr"]))
+
+
+def annotations() -> Iterator[Asked]:
+    for name, board in BOARDS.items():
+        for annotation in board.annotations:
+            yield Asked(f"{name}: annotation {annotation.name}", chosen(annotation.expr))
+
+
+def rules() -> Iterator[Asked]:
+    for group in yaml.safe_load(RULES.read_text())["groups"]:
+        for rule in group["rules"]:
+            yield Asked(rule.get("alert") or rule["record"], rule["expr"])
+
+
+QUERIES = list(queries())
+ALL = [*QUERIES, *annotations(), *rules()]
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    with scenery(tmp_path_factory.mktemp("scenery")) as asked:
+        yield asked
+
+
+@pytest.fixture(scope="module")
+def until() -> float:
+    """The moment by which everything has data."""
+    return time.monotonic() + DATA_WITHIN_SECONDS
+
+
+@pytest.mark.parametrize("asked", QUERIES, ids=lambda asked: asked.place)
+def test_every_panel_has_data(prometheus: Prometheus, until: float, asked: Asked) -> None:
+    wait_for(lambda: bool(prometheus.query(asked.expr)), max(1.0, until - time.monotonic()))
+
+
+def test_the_annotations_are_there(prometheus: Prometheus) -> None:
+    for asked in annotations():
+        prometheus.query(asked.expr)
+
+
+def selectors(expr: str) -> Iterator[tuple[str, set[str]]]:
+    """Names of series, each with the labels that its matchers name."""
+    for name, matchers in re.findall(r"\b((?:gpumonitor|DCGM)_\w+|ALERTS)\b(?:\{([^}]*)\})?", expr):
+        yield name, set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"", matchers))
+
+
+def grouped(expr: str) -> set[str]:
+    """Labels that the query keeps or joins by."""
+    lists = re.findall(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)", expr)
+    return {label.strip() for one in lists for label in one.split(",") if label.strip()}
+
+
+def documented(name: str) -> set[str]:
+    """Labels of a series of ours. Prometheus drops those that are empty at the moment, as `reason` is on good days."""
+    return {label for found in in_code().values() if name in found for label in found[name].labels}
+
+
+@pytest.mark.parametrize("asked", ALL, ids=lambda asked: asked.place)
+def test_only_series_and_labels_that_exist_are_named(prometheus: Prometheus, until: float, asked: Asked) -> None:
+    known: set[str] = set()
+    for name, labels in selectors(asked.expr):
+        wait_for(lambda name=name: bool(prometheus.series(name)), max(1.0, until - time.monotonic()))
+        there = {label for series in prometheus.series(name) for label in series}
+        assert labels <= there, f"{name} has no label {labels - there}"
+        known |= there | documented(name)
+    assert grouped(asked.expr) <= known, asked.expr
+
+
+def test_all_rules_are_evaluated_without_fault(prometheus: Prometheus, until: float) -> None:
+    def evaluated() -> list[dict[str, Any]]:
+        return [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
+
+    wait_for(lambda: all(rule["health"] != "unknown" for rule in evaluated()), max(1.0, until - time.monotonic()))
+    assert [rule["name"] for rule in evaluated() if rule["health"] != "ok"] == []
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"] if "record" in rule],
+    ids=lambda rule: str(rule["record"]),
+)
+def test_recorded_series_have_data(prometheus: Prometheus, until: float, rule: dict[str, str]) -> None:
+    wait_for(lambda: bool(prometheus.query(rule["record"])), max(1.0, until - time.monotonic()))
+
+
+def test_alerts_of_the_scene_fire(prometheus: Prometheus, until: float) -> None:
+    def firing() -> set[str]:
+        return {labels["alertname"] for labels, _ in prometheus.query("ALERTS")}
+
+    wait_for(lambda: {"GPUHardwareXid", "GPUMonitorOOMRisk"} <= firing(), max(1.0, until - time.monotonic()))
+
+
+def test_the_choices_are_offered(prometheus: Prometheus) -> None:
+    """`label_values(SELECTOR, LABEL)` of each variable."""
+    for board in BOARDS.values():
+        for variable in board.variables:
+            found = re.fullmatch(r"label_values\((.+), (\w+)\)", chosen(variable.query))
+            assert found is not None, variable.query
+            values = {labels.get(found[2]) for labels in prometheus.series(found[1])} - {None}
+            expected = CHOICES[variable.name]
+            assert expected in values or (expected == ".*" and values), f"{variable.name}: {values}"
+
+
+def test_the_stages_of_the_simulated_job_are_its_own(prometheus: Prometheus, until: float) -> None:
+    def stages() -> set[str]:
+        found = prometheus.query(f'gpumonitor_gpu_observed_seconds_total{{pod="{POD}"}} > 0')
+        return {labels["stage"] for labels, _ in found}
+
+    wanted = {"gen", "old_log_prob", "ref", "update_actor"}
+    wait_for(lambda: wanted <= stages(), max(1.0, until - time.monotonic()))
