@@ -40,7 +40,7 @@ def diagnose(
 def advised(diagnosis: Diagnosis) -> list[TrackedFinding]:
     """Return the findings, each with what could be changed about it."""
     found = diagnosis.findings
-    context = _context(diagnosis, {tracked.finding.reason for tracked in found if tracked.resolved is None})
+    context = context_at(diagnosis, {tracked.finding.reason for tracked in found if tracked.resolved is None})
     return [
         msgspec.structs.replace(
             tracked,
@@ -50,7 +50,8 @@ def advised(diagnosis: Diagnosis) -> list[TrackedFinding]:
     ]
 
 
-def _context(diagnosis: Diagnosis, open_reasons: set[str]) -> Context:
+def context_at(diagnosis: Diagnosis, open_reasons: set[str]) -> Context:
+    """Return what the advice takes into account, as it is known at the diagnosis's moment."""
     history = diagnosis.history
     header = history.header
     sizes = {len(pod.gpus) for pod in history.pods.values() if pod.gpus}

@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "list": "listing",
     "log": "log",
     "record": "record",
+    "replay": "replay",
     "report": "report",
     "top": "top",
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from verl_gpumonitor.cli.top import History, frame, sparkline, stage_of, title_of
+from verl_gpumonitor.cli.view import History, frame, sparkline, stage_of, title_of
 from verl_gpumonitor.model.samples import GpuProcess, GpuSample, NodeSample
 from verl_gpumonitor.model.vocabulary import GpuState
 
