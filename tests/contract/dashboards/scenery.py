@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""A real Prometheus that scrapes a host's exporter on simulated GPUs, a controller's page, and one of DCGM's shape."""
+"""A real Prometheus that scrapes a host's exporter on simulated GPUs, the operator's pages, and one of DCGM's shape."""
 
 import asyncio
 import csv
@@ -28,6 +28,7 @@ from tests.unit.controller.test_metrics import COUNTS, STEPS, registry_of
 from tests.unit.controller.test_reconciler import GEN, living
 from verl_gpumonitor.model import wiring
 from verl_gpumonitor.stages.sources.mark_sender import ENV_MARKS_PORT
+from verl_gpumonitor_operator.admission.metrics import Metrics as WebhookMetrics
 from verl_gpumonitor_operator.controller.breaker import BreakerMetrics
 from verl_gpumonitor_operator.controller.ingest import IngestMetrics
 from verl_gpumonitor_operator.controller.reportserver import ServerMetrics
@@ -195,8 +196,9 @@ def scenery(folder: Path) -> Iterator[Prometheus]:
     with ExitStack() as stack:
         controller = stack.enter_context(served(controller_page()))
         dcgm = stack.enter_context(served(dcgm_page()))
+        webhook = stack.enter_context(served(WebhookMetrics().rendered()))
         config = folder / "prometheus.yaml"
-        targets = {"gpumonitor": [exporter, controller], "dcgm": [dcgm], "prometheus": [prometheus]}
+        targets = {"gpumonitor": [exporter, controller, webhook], "dcgm": [dcgm], "prometheus": [prometheus]}
         config.write_text(yaml.safe_dump(configuration(targets)))
         load = [sys.executable, str(COMPOSE / "simulated" / "load.py"), "--step-seconds", "6"]
         stack.enter_context(running(load, folder / "load.log", **simulated))

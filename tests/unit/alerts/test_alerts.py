@@ -49,6 +49,7 @@ CAPPED = f'gpumonitor_gpu_throttled{{{GPU},reason="sw_power_cap"}}'
 BUSY, OBSERVED = f"gpumonitor_gpu_busy_seconds_total{{{GPU}}}", f"gpumonitor_gpu_observed_seconds_total{{{GPU}}}"
 USED, LIMIT = (f'gpumonitor_host_memory_{word}_bytes{{namespace="ml",pod="w-0"}}' for word in ("used", "limit"))
 SHM_USED, SHM_SIZE = (f'gpumonitor_host_shm_{word}_bytes{{namespace="ml",pod="w-0"}}' for word in ("used", "size"))
+WEBHOOK = "gpumonitor_admission_injection_paused"
 
 CASES = [
     finding("GPUMonitorHang", "Hang", fires_at="1m", other="LowUtilization"),
@@ -112,10 +113,17 @@ CASES = [
     ),
     Case(
         "GPUMonitorControllerAway",
-        {"gpumonitor_controller_leading": "0x30 1x100"},
+        {"gpumonitor_controller_leading": "0x30 1x100", WEBHOOK: "0x130"},
         "10m",
         "20m",
-        {"gpumonitor_controller_leading": "1x120"},
+        {"gpumonitor_controller_leading": "1x120", WEBHOOK: "1x120"},
+    ),
+    Case(
+        "GPUMonitorControllerAway",
+        {WEBHOOK: "1x40"},
+        "10m",
+        "30m",
+        {"gpumonitor_gpu_up": "1x120"},
     ),
     Case(
         "GPUMonitorControllerShortOfCPU",
