@@ -286,7 +286,7 @@ WITH_DCGM: Final = Row(
             "Memory in use and free, in MiB.",
             dcgm("DEV_FB_USED", "GPU {{gpu}} used"),
             dcgm("DEV_FB_FREE", "GPU {{gpu}} free"),
-            unit="decmbytes",
+            unit="mbytes",
         ),
         third(
             "NVLink and PCIe",

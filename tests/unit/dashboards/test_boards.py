@@ -17,7 +17,7 @@ Json = dict[str, Any]
 BOARDS = {name: json.loads(text) for name, text in texts().items()}
 # Grafana's own identifiers, from the list of units in its panels' settings.
 UNITS = {
-    *("short", "percent", "percentunit", "s", "h", "bytes", "decmbytes", "Bps", "celsius", "watt", "kwatth", "rotmhz"),
+    *("short", "percent", "percentunit", "s", "h", "bytes", "mbytes", "Bps", "celsius", "watt", "kwatth", "rotmhz"),
     "dateTimeFromNow",
 }
 KINDS = {"row", "stat", "timeseries", "bargauge", "table", "state-timeline", "text"}
