@@ -53,6 +53,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
       "app.kubernetes.io/managed-by" "app.kubernetes.io/component" "helm.sh/chart" -}}
 {{- $annotations := list "checksum/settings" "kubectl.kubernetes.io/default-container" -}}
 {{- $given := dict "commonLabels" .Values.commonLabels "podMonitor.labels" .Values.podMonitor.labels
+      "prometheusRule.labels" .Values.prometheusRule.labels "dashboards.labels" .Values.dashboards.labels
       "controller.podLabels" .Values.controller.podLabels "webhook.podLabels" .Values.webhook.podLabels -}}
 {{- range $path, $values := $given -}}
 {{- include "gpumonitor.refuseKeys" (dict "path" $path "keys" (keys (default dict $values)) "own" $labels) -}}

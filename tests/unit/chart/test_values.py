@@ -12,7 +12,7 @@ import yaml
 
 from tests.unit.chart.rendering import CHART, REGISTRY, Chart, Object
 
-FREE = {"podSecurityContext", "containerSecurityContext"}
+FREE = {"podSecurityContext", "containerSecurityContext", "dashboards.labels"}
 """Values whose content the chart hands on."""
 
 
