@@ -43,6 +43,12 @@ def _group(name: str, *, gpus: int, shared_processes: bool, environment: Mapping
     return {"spec": spec}
 
 
+def _alone_ready() -> Object:
+    """Probes for a head without dashboard. KubeRay's own ask the dashboard, so that such a head is never ready."""
+    probe: Object = {"tcpSocket": {"port": 6379}, "periodSeconds": 2, "failureThreshold": 60}
+    return {"readinessProbe": probe, "livenessProbe": probe}
+
+
 def cluster_spec(
     *,
     workers: int = 1,
@@ -56,14 +62,13 @@ def cluster_spec(
     given = environment or {}
     head_params = {"num-cpus": "0", "num-gpus": "0", "object-store-memory": "100000000"}
     head_params["dashboard-host"] = "0.0.0.0"  # noqa: S104 - inside the pod's own network
+    head = _group("ray-head", gpus=0, shared_processes=shared_processes, environment=given)
     if not dashboard:
         head_params["include-dashboard"] = "false"
+        head["spec"]["containers"][0].update(_alone_ready())
     return {
         "rayVersion": RAY,
-        "headGroupSpec": {
-            "rayStartParams": head_params,
-            "template": _group("ray-head", gpus=0, shared_processes=shared_processes, environment=given),
-        },
+        "headGroupSpec": {"rayStartParams": head_params, "template": head},
         "workerGroupSpecs": [
             {
                 "groupName": "gpu-workers",
