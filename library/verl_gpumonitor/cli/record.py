@@ -27,7 +27,7 @@ from .recording.ray import RayWatch
 from .recording.recorder import TURN_SECONDS, Recorder, Sources, encoded
 from .times import Seconds
 
-FLUSH_SECONDS: Final = 5.0
+FLUSH_SECONDS: Final = 3.0
 """What is not written yet is lost with us: so much, and what waits to be put in order."""
 OFF: Final = ("off", "no", "none")
 

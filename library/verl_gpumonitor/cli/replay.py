@@ -3,14 +3,15 @@
 """`gpumon replay`: a recorded run in fast motion, as `top` would have shown it, and what would have been found when."""
 
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from verl_gpumonitor.model.findings import Advice, TrackedFinding
@@ -237,8 +238,8 @@ def screen(
 ) -> RenderableType:
     """Return the whole view, as high as the terminal: GPUs that do not fit are counted."""
     gpus, findings = playback.gpus(), ordered(playback.findings)
-    below = [*_finding_rows(findings, width), *_newest_rows(newest, width)]
-    room = max(3, height - len(below) - 6)
+    below = [*_finding_lines(findings, width), *_newest_lines(newest, width)]
+    room = max(3, height - len(below) - 5)
     parts: list[RenderableType] = [
         _head(playback, projector, name, width),
         gpu_table(gpus[:room], playback.loads, playback.stages(), width=width, names=playback.names(), unit="lines"),
@@ -253,32 +254,27 @@ def screen(
 
 def _head(playback: Playback, projector: Projector, name: str, width: int) -> Text:
     state = "the end" if projector.over else "paused" if projector.paused else f"x{projector.speed:g}"
+    t = playback.t if projector.over else max(projector.t, playback.t)
     doing = f"step {playback.step}  {playback.stage}" if playback.diagnosis.history.stages_told else playback.stage
-    line = f"{clock(max(projector.t, playback.t))}  {doing}  [{state}]  {_HELP}"
-    head = plain(name[-width:])
+    head = plain(f"{Path(name).name[-max(8, width - len(_HELP) - 2) :]}  {_HELP}")
     head.append("\n")
-    head.append_text(plain(line[:width]))
+    head.append_text(plain(f"{clock(t)}  [{state}]  {doing}"[:width]))
     head.stylize("bold")
     return head
 
 
-def _finding_rows(findings: list[TrackedFinding], width: int) -> list[RenderableType]:
-    if not findings:
-        return []
-    table = Table.grid(padding=(0, 1))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, overflow="ellipsis", max_width=max(20, width - 36))
+def _finding_lines(findings: list[TrackedFinding], width: int) -> list[Text]:
+    """Return what is open, a line or two for each."""
+    lines = [Text(), Text("FINDINGS", style="bold")] if findings else []
     for tracked in findings[:SHOWN_FINDINGS]:
-        since = f"{clock(tracked.first_seen):>7}"
-        style = _STYLES[tracked.finding.severity]
-        message = plain(tracked.finding.message)
-        table.add_row(Text(since), Text(tracked.finding.reason, style=style), message)
+        heading = f"{clock(tracked.first_seen):>8}  {_heading(tracked)}"
+        lines.append(Text(heading[:width], style=_STYLES[tracked.finding.severity]))
+        message = textwrap.shorten(tracked.finding.message, 2 * (width - 12), placeholder=" …")
+        lines += [plain(" " * 10 + part) for part in textwrap.wrap(message, width - 10)[:2]]
     more = len(findings) - SHOWN_FINDINGS
-    rows: list[RenderableType] = [Text("\nFINDINGS", style="bold"), table]
-    return [*rows, Text(f"and {more} more", style="dim")] if more > 0 else rows
+    return [*lines, Text(f"and {more} more", style="dim")] if more > 0 else lines
 
 
-def _newest_rows(newest: list[Change], width: int) -> list[RenderableType]:
-    found: list[RenderableType] = [Text("\nLATELY", style="bold")] if newest else []
+def _newest_lines(newest: list[Change], width: int) -> list[Text]:
+    found = [Text(), Text("LATELY", style="bold")] if newest else []
     return [*found, *(Text(line(change)[:width], style="dim") for change in newest)]

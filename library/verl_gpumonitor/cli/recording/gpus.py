@@ -86,19 +86,23 @@ class GpuLines:
 
     def _changed_errors(self, node: NodeSample, now: float) -> list[NvmlLine]:
         errors: dict[str | None, str | None] = {None: None}
+        back: dict[str | None, float] = {}
+        """When a GPU was read again, which is before it is looked at here."""
         if node.unavailable is not None:
             errors[None] = node.error or node.unavailable.value
         else:
             # While the library itself is away, all GPUs are, and that is one problem.
             errors |= {gpu.uuid: _error(gpu) for gpu in node.gpus}
+            back = {gpu.uuid: gpu.taken_at for gpu in node.gpus if gpu.taken_at is not None}
         changed = {key: error for key, error in errors.items() if error != self._errors.get(key)}
         self._errors |= errors
         return [
-            NvmlLine(
-                t=self._t(now), pod=self._pod, uuid=uuid, error=None if error is None else _NAMES.get(error, error)
-            )
+            self._changed(uuid, error, now if error else min(now, back.get(uuid, now)))
             for uuid, error in changed.items()
         ]
+
+    def _changed(self, uuid: str | None, error: str | None, at: float) -> NvmlLine:
+        return NvmlLine(t=self._t(at), pod=self._pod, uuid=uuid, error=_NAMES.get(error or "", error))
 
     def _new_xids(self, node: NodeSample) -> list[XidLine]:
         lines: list[XidLine] = []
