@@ -40,7 +40,7 @@ PAGES = sorted(
     [
         *DOCS.rglob("*.md"),
         *(ROOT / name for name in ("README.md", "CHANGELOG.md", "examples/README.md")),
-        *(ROOT / name for name in ("devcluster/README.md", "tests/fakenvml/README.md")),
+        *(ROOT / name for name in ("compose/README.md", "devcluster/README.md", "tests/fakenvml/README.md")),
     ]
 )
 CRD = ROOT / "crds" / "gpumonitor.dev_gpumonitors.yaml"
