@@ -29,9 +29,9 @@ from .urgency import Known, look
 
 HEALTHY_SECONDS = 30.0
 """A loop that has not turned for so long is stuck."""
-MARKS_FRESH_SECONDS = 5.0
-MARKED_SECONDS = 30.0
-"""A program that marks its stages for so long without a gap lets poorer sources rest."""
+FRESH_SECONDS = 5.0
+LASTING_SECONDS = 30.0
+"""Marks or titles that tell the stages for so long without a gap let poorer sources rest."""
 
 
 class NodeReading(Protocol):
@@ -174,7 +174,7 @@ class Loop:
         )
         self._memory, state = join(self._memory, inputs, terms=self._terms, now=now, now_unix=now_unix)
         self.state = self._with_stages(state, view, marked, now=now, now_unix=now_unix)
-        self._say_needs(marked=any(_vouches(word, now_unix) for word in marked))
+        self._say_needs(marked, now_unix)
         self._known, news = look(self._known, self.state, now)
         if self._stage_news() or news:
             self._urgent()
@@ -242,10 +242,13 @@ class Loop:
             return view.agent.host
         return self._marks.host_sample(now_unix) if self._marks else None
 
-    def _say_needs(self, *, marked: bool) -> None:
-        """Let poorer sources rest while the program itself says what it does: they cost the job's servers, and us."""
+    def _say_needs(self, words: tuple[StageWord, ...], now_unix: float) -> None:
+        """Let poorer sources rest while the pod's own processes tell all: they cost the job's servers, and us."""
+        marked = any(_vouches(word, now_unix) for word in words)
+        titles = self._stages.latest().titles if self._stages else None
+        told = marked or (titles is not None and _vouches(titles, now_unix))
         if self._ray:
-            wanted = self._context is not None and not marked
+            wanted = self._context is not None and not told
             self._ray.set_needed(needs_ray(self.state) or wanted or self._needs_hints())
         if self._stages:
             self._stages.set_titles_needed(not marked)
@@ -297,8 +300,8 @@ class Loop:
 
 
 def _vouches(word: StageWord, now_unix: float) -> bool:
-    """Return whether marks tell all of the present, and have for a while: not of single stages, with gaps between."""
-    return now_unix - word.known_until <= MARKS_FRESH_SECONDS and word.known_until - word.known_from >= MARKED_SECONDS
+    """Return whether a word tells all of the present, and has for a while: not of single stages, with gaps between."""
+    return now_unix - word.known_until <= FRESH_SECONDS and word.known_until - word.known_from >= LASTING_SECONDS
 
 
 def needs_ray(state: PodState) -> bool:

@@ -39,6 +39,7 @@ from .state import OwnGpu, PodState, gauges, is_present, recent_peak
 NODES_AGAIN_SECONDS: Final = 60.0
 """A controller that was restarted has forgotten the nodes; it hears them again after so long."""
 _MAX_STEPS: Final = 16
+_MAX_OTHERS: Final = 8
 _MAX_RAY_JOBS: Final = 16
 _MAX_RAY_NODES: Final = 4096
 _MAX_NODES_BYTES: Final = 160 * 1024
@@ -128,6 +129,7 @@ def build(sender: Sender, state: PodState, turn: Turn) -> Report:
         ),
         ray_nodes=_fitting(turn.ray_nodes),
         stage=_stage_now(state, turn),
+        other_stages=list(state.stages.others_now[:_MAX_OTHERS]) if is_present(state, turn.now_unix) else [],
         stage_quality=state.stages.quality,
         steps=_steps(state, turn),
         cluster_stages=turn.cluster_stages,

@@ -14,14 +14,16 @@ import msgspec
 from verl_gpumonitor.model.report import PodStages, StageCount, StageNow, StageQuality
 from verl_gpumonitor.model.stages import StageInterval, StageSource, StageWord
 from verl_gpumonitor.model.vocabulary import UNKNOWN
+from verl_gpumonitor.timeline.job_steps import JobSteps
 from verl_gpumonitor.timeline.stages import Key, StageTimeline
-from verl_gpumonitor.timeline.steps import Steps
 from verl_gpumonitor.timeline.words import OTHER, POD, Own, Voice, present, speaker
 
 from .state import PodState, StagePicture
 
 FIRST_WORD_SECONDS: Final = 60.0
 """So long after the start the head's silence is no news yet."""
+LATELY_SECONDS: Final = 10.0
+"""A job that did something so long ago is between two of its stages."""
 _RESOLUTION: Final = {
     StageSource.MARKS: 0.0,
     StageSource.TITLES: 1.0,
@@ -63,10 +65,12 @@ class Staging:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._timeline = StageTimeline()
-        self._steps = Steps()
+        self._steps = JobSteps()
         self._turned_at: float | None = None
         self._counts: Mapping[str, tuple[StageCount, ...]] = {}
         self._pod_seconds: Mapping[Key, float] = {}
+        self._ranks: list[tuple[StageWord, set[int]]] = []
+        """Words of the last turn, and the ranks that they name."""
         self._pids: dict[str, frozenset[int]] = {}
         """UUID -> processes on it, where they are visible."""
 
@@ -83,8 +87,10 @@ class Staging:
         owns = self._owns(state, voices)
         self._observe(state, owns, now=now, now_unix=now_unix)
         self._settle(voices, now_unix, final=final)
+        running = self._now(voices, now_unix)
         return StagePicture(
-            now=self._now(voices, now_unix),
+            now=running[0] if running else None,
+            others_now=running[1:],
             now_unix=now_unix,
             roles=_roles(voices, owns, now_unix),
             quality=self._quality(voices, heard, now_unix),
@@ -130,7 +136,7 @@ class Staging:
         for gpu in state.gpus:
             if gpu.sample.processes is not None:
                 self._pids[gpu.sample.uuid] = frozenset(process.pid for process in gpu.sample.processes)
-        ranks = {each.local_rank for voice in voices for each in voice.word.intervals} - {None}
+        ranks = self._ranks_of(voices)
         ranked = bool(ranks) and ranks == set(range(len(state.gpus)))
         if not ranked and not self._pids:
             return {gpu.sample.uuid: POD for gpu in state.gpus}
@@ -139,18 +145,39 @@ class Staging:
             for place, gpu in enumerate(state.gpus)
         }
 
+    def _ranks_of(self, voices: Iterable[Voice]) -> set[int]:
+        """Return the ranks that are named. Most words are the ones of the last turn."""
+        known = [(word, ranks) for word, ranks in self._ranks if any(voice.word is word for voice in voices)]
+        for voice in voices:
+            if not any(word is voice.word for word, _ in known):
+                ranks = {each.local_rank for each in voice.word.intervals if each.local_rank is not None}
+                known.append((voice.word, ranks))
+        self._ranks = known
+        return set().union(*(ranks for _, ranks in known))
+
     def _own(self, uuid: str, rank: int | None) -> Own:
         others = frozenset[int]().union(*(pids for other, pids in self._pids.items() if other != uuid))
         return Own(local_rank=rank, pids=self._pids.get(uuid), other_pids=others)
 
-    def _now(self, voices: list[Voice], now_unix: float) -> StageNow | None:
+    def _now(self, voices: list[Voice], now_unix: float) -> tuple[StageNow, ...]:
+        """Return what runs: the pod's stage first, then what else its other Ray jobs do. Empty when nobody can tell."""
         found = present(voices, now_unix)
         if found is None:
-            return None
-        _, interval = found
-        step = self._steps.running
+            return ()
+        word, interval = found
+        jobs = _lately(word)
+        first = interval.job if interval is not None else jobs[0] if len(jobs) == 1 else ""
+        apart = [job for job in jobs if job != first] if len(jobs) > 1 else []
+        others = [(job, present(voices, now_unix, Own(job=job))) for job in apart]
+        return (
+            self._running(interval, first),
+            *(self._running(each[1] if each is not None else None, job) for job, each in others),
+        )
+
+    def _running(self, interval: StageInterval | None, job: str) -> StageNow:
+        step = self._steps.running(job) if job else self._steps.running()
         if interval is None:
-            return StageNow(stage=OTHER, role=UNKNOWN, step=step)
+            return StageNow(stage=OTHER, role=UNKNOWN, step=step, job=job[:128])
         return StageNow(
             stage=interval.stage[:64] or OTHER,
             role=interval.role[:64] or UNKNOWN,
@@ -233,6 +260,12 @@ def _roles(voices: list[Voice], owns: Mapping[str, Own], now_unix: float) -> dic
         if found is not None:
             by_own[own] = UNKNOWN if found[1] is None else found[1].role[:64]
     return {uuid: by_own[own] for uuid, own in owns.items() if own in by_own}
+
+
+def _lately(word: StageWord) -> list[str]:
+    """Return the jobs that worked in the last seconds of a word, newest work last."""
+    since = word.known_until - LATELY_SECONDS
+    return list(dict.fromkeys(each.job for each in word.intervals if each.end is None or each.end > since))
 
 
 def _resolution(word: StageWord) -> float:

@@ -36,6 +36,8 @@ class StagePicture(msgspec.Struct, frozen=True, kw_only=True):
 
     now: StageNow | None = None
     """What runs; None when nobody can tell."""
+    others_now: tuple[StageNow, ...] = ()
+    """What other Ray jobs do in the pod at the same time."""
     now_unix: float = 0.0
     """When that was found."""
     roles: Mapping[str, str] = {}

@@ -294,6 +294,14 @@ def test_names_are_wanted_from_the_agent_while_stages_are() -> None:
         assert (world.needed[-1], world.titles_needed) == (not rests, not rests)
 
 
+def test_titles_that_tell_all_let_the_agent_rest() -> None:
+    world = World(context=WORKER)
+    for known_from, rests in ((50, True), (95, False)):
+        world.seen = StageView(titles=word(1e9 + known_from, 1e9 + 101))
+        staged(world, 1)
+        assert (world.needed[-1], world.titles_needed) == (not rests, True)
+
+
 def test_the_agents_page_says_when_to_ask_a_slow_state_api() -> None:
     world = World(requested=0)
     for seconds, wanted in ((1.0, False), (30.0, True)):
