@@ -281,6 +281,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     collection: CollectionReport = CollectionReport()
     ray_nodes: Annotated[list[RayNode], Meta(max_length=4096)] = []
     stage: StageNow | None = None
+    other_stages: Annotated[list[StageNow], Meta(max_length=8)] = []
+    """What other Ray jobs do in the pod at the same time, each by its own `job`."""
     stage_quality: StageQuality = StageQuality()
     steps: Annotated[list[StepReport], Meta(max_length=16)] = []
     """Steps that ended since the last accepted report, oldest first."""

@@ -12,8 +12,8 @@ Example: a second at load 0.5, of which 0.4 s were `gen` and 0.6 s `old_log_prob
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from typing import Final
 
 import msgspec
@@ -22,12 +22,14 @@ from verl_gpumonitor.model.report import MAX_GPUS, MAX_STAGES, StageCount
 from verl_gpumonitor.model.samples import GpuCounters
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 
-from .words import OTHER, POD, WATERMARK_SECONDS, Own, Part, Span, Voice, decided, parts
+from .words import OTHER, POD, WATERMARK_SECONDS, Own, Part, Span, Voice, decided, jobs_in, parts
 
 MAX_PENDING: Final = 128
 """Pieces that wait for one GPU. Those of a minute are 60; more come only of a clock that was set back."""
 MIN_PIECE_SECONDS: Final = 0.9
 """Shorter pieces are put together, so that a minute has no more of them than that, however often is sampled."""
+MAX_LANES: Final = 8
+"""Ray jobs in one pod at a time that are told apart; more, and their work is taken as one's."""
 MAX_READINGS: Final = 8
 """Readings of memory in one piece; past them only the highest and the lowest are kept."""
 _SAME_SECONDS: Final = 0.01
@@ -89,6 +91,14 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     memory: tuple[int, ...] = ()
 
 
+class Lane(msgspec.Struct, frozen=True, kw_only=True):
+    """What one Ray job did in the pod, of what was counted in one go."""
+
+    pod: tuple[Part, ...]
+    """What the pod as a whole was in for it, in order; `other` where it did nothing."""
+    shares: tuple[Share, ...]
+
+
 class Settled(msgspec.Struct, frozen=True, kw_only=True):
     """What was counted in one go: for whoever makes steps of it."""
 
@@ -97,6 +107,10 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     pod: tuple[Part, ...] = ()
     """What the pod as a whole was in, in order."""
     shares: tuple[Share, ...] = ()
+    jobs: tuple[str, ...] = ()
+    """Ray jobs that worked in this time; empty: work that no job is named for."""
+    lanes: Mapping[str, Lane] = {}
+    """By job, where there were several at a time."""
 
 
 class StageTimeline:
@@ -171,6 +185,9 @@ class StageTimeline:
         if not spans:
             return Settled(until=min(begins))
         until = spans[-1].end
+        jobs = jobs_in(spans)
+        if 1 < len(jobs) <= MAX_LANES:
+            return self._settle_apart(spans, jobs, until)
         by_own: dict[Own, _Line] = {}
         pod = self._settle_pod(_line(by_own, spans, POD), until)
         shares: list[Share] = []
@@ -180,7 +197,7 @@ class StageTimeline:
                 for share in line.split(piece, uuid):
                     _credit(gpu.totals, share)
                     shares.append(share)
-        return Settled(until=until, pod=pod, shares=tuple(shares))
+        return Settled(until=until, pod=pod, shares=tuple(shares), jobs=jobs if len(jobs) <= 1 else ("",))
 
     def _settle_pod(self, line: "_Line", until: float) -> tuple[Part, ...]:
         seen: list[Part] = []
@@ -189,6 +206,36 @@ class StageTimeline:
                 _credit(self._pod_totals, share)
                 seen.append(share.part)
         return tuple(seen)
+
+    def _settle_apart(self, spans: list[Span], jobs: tuple[str, ...], until: float) -> Settled:
+        """Count the time of a pod in which several Ray jobs work: each GPU's is shared out evenly among those that do.
+
+        Which GPUs are whose is mostly not known, and with equal shares no second is counted twice.
+        """
+        by_own: dict[Own, _Line] = {}
+        pod: dict[str, list[Part]] = {job: [] for job in jobs}
+        shares: dict[str, list[Share]] = {job: [] for job in jobs}
+        lines = _lines(by_own, spans, POD, jobs)
+        for piece in self._pod.ready(until):
+            for share in _apart(lines, piece, "").values():
+                for each in share:
+                    _credit(self._pod_totals, each)
+            for job, line in lines.items():
+                pod[job].extend(share.part for share in line.split(piece, ""))
+        for uuid, gpu in self._gpus.items():
+            lines = _lines(by_own, spans, gpu.own, jobs)
+            for piece in gpu.track.ready(until):
+                for job, found in _apart(lines, piece, uuid).items():
+                    for share in found:
+                        _credit(gpu.totals, share)
+                    shares[job].extend(found)
+        return Settled(
+            until=until,
+            pod=tuple(pod[jobs[0]]),
+            shares=tuple(share for found in shares.values() for share in found),
+            jobs=jobs,
+            lanes={job: Lane(pod=tuple(pod[job]), shares=tuple(shares[job])) for job in jobs},
+        )
 
 
 class _Piece:
@@ -335,6 +382,53 @@ def _line(lines: dict[Own, _Line], spans: list[Span], own: Own) -> _Line:
     if own not in lines:
         lines[own] = _Line(parts(spans, own))
     return lines[own]
+
+
+def _lines(lines: dict[Own, _Line], spans: list[Span], own: Own, jobs: tuple[str, ...]) -> dict[str, _Line]:
+    """Return the stages as this GPU has them, for each job as if it were alone."""
+    return {job: _line(lines, spans, msgspec.structs.replace(own, job=job)) for job in jobs}
+
+
+def _apart(lines: Mapping[str, _Line], piece: _Piece, uuid: str) -> dict[str, list[Share]]:
+    """Return the piece's shares by job: equal ones of those that work at a time; where none does, the first one's."""
+    found: dict[str, list[Share]] = {job: [] for job in lines}
+    for section in _sections(lines, piece):
+        here = {job: line.split(section, uuid) for job, line in lines.items()}
+        working = {job: shares for job, shares in here.items() if any(_works(share.part) for share in shares)}
+        for job, shares in (working or dict(islice(here.items(), 1))).items():
+            found[job].extend(_part_of(share, max(1, len(working))) for share in shares)
+    return found
+
+
+def _sections(lines: Mapping[str, _Line], piece: _Piece) -> list[_Piece]:
+    """Cut a piece wherever any job's stage begins or ends."""
+    parts = [share.part for line in lines.values() for share in line.split(piece, "")]
+    cuts = sorted({piece.begin, piece.end, *(part.begin for part in parts), *(part.end for part in parts)})
+    length = piece.end - piece.begin
+    if len(cuts) < 3 or length <= 0.0:
+        return [piece]
+    sections = [_section(piece, begin, end, (end - begin) / length) for begin, end in pairwise(cuts)]
+    for reading in piece.memory:
+        next((each for each in sections if reading[0] < each.end), sections[-1]).memory.append(reading)
+    return sections
+
+
+def _section(piece: _Piece, begin: float, end: float, share: float) -> _Piece:
+    energy = None if piece.energy is None else piece.energy * share
+    return _Piece(begin, end, observed=piece.observed * share, busy=piece.busy * share, energy=energy)
+
+
+def _works(part: Part) -> bool:
+    return bool(part.job) or part.stage not in (OTHER, UNKNOWN)
+
+
+def _part_of(share: Share, among: int) -> Share:
+    return msgspec.structs.replace(
+        share,
+        observed_seconds=share.observed_seconds / among,
+        busy_seconds=share.busy_seconds / among,
+        energy_joules=None if share.energy_joules is None else share.energy_joules / among,
+    )
 
 
 def _share(piece: _Piece, uuid: str, part: Part, share: float, memory: list[int]) -> Share:

@@ -140,10 +140,10 @@ class _Open:
 class Steps:
     """Makes steps of what the timeline settles."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, known_before: bool = False) -> None:
         self._open: deque[_Open] = deque()
         """By begin; the last one runs."""
-        self._known_before = False
+        self._known_before = known_before
         """Whether anything was known of the pod before: what is first seen in its middle is no whole step."""
         self._kept: deque[Step] = deque(maxlen=MAX_KEPT)
         self._last_step: int | None = None

@@ -70,6 +70,8 @@ class Own(msgspec.Struct, frozen=True):
     """Processes that hold a context on it, where they are visible."""
     other_pids: frozenset[int] = frozenset()
     """Those of the pod's other GPUs."""
+    job: str | None = None
+    """Work of this Ray job alone, of several that share the pod; empty: work that no job is named for. None: of any."""
 
 
 POD: Final = Own()
@@ -104,6 +106,16 @@ def parts(spans: Iterable[Span], own: Own = POD) -> list[Part]:
             else:
                 found.append(part)
     return found
+
+
+def jobs_in(spans: Iterable[Span]) -> tuple[str, ...]:
+    """Return the Ray jobs whose work is in the spans, in their order of appearance; empty: where none is named."""
+    found: dict[str, None] = {}
+    for span in spans:
+        for each in span.word.intervals if span.word is not None else ():
+            if each.job not in found and _touches(each, span):
+                found[each.job] = None
+    return tuple(found)
 
 
 def present(voices: Sequence[Voice], now: float, own: Own = POD) -> tuple[StageWord, StageInterval | None] | None:
@@ -194,6 +206,8 @@ def _touches(interval: StageInterval, span: Span) -> bool:
 
 def _concerns(interval: StageInterval, own: Own) -> bool:
     """Say whether an interval is about this GPU. Whatever names no GPU is about all of the pod's."""
+    if own.job is not None and interval.job != own.job:
+        return False
     if own.pids is not None and interval.pid is not None:
         return interval.pid in own.pids or interval.pid not in own.other_pids
     return own.local_rank is None or interval.local_rank is None or interval.local_rank == own.local_rank

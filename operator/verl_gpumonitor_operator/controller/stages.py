@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from verl_gpumonitor.model.report import StageQuality
+from verl_gpumonitor.model.report import StageNow, StageQuality
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 
@@ -116,11 +116,18 @@ def _votes(workload: Workload, pods: Iterable[PodTrack]) -> Counter[Pair]:
     """Count GPUs by the stage that their pod is in."""
     votes: Counter[Pair] = Counter()
     for track in pods:
-        now = track.telemetry.stage if track.telemetry is not None else None
-        known = now is not None and workload.counts(now.job)
-        pair = (now.stage, now.role) if now is not None and known else (UNKNOWN, UNKNOWN)
+        now = _now(workload, track)
+        pair = (now.stage, now.role) if now is not None else (UNKNOWN, UNKNOWN)
         votes[pair] += track.record.gpus_requested
     return votes
+
+
+def _now(workload: Workload, track: PodTrack) -> StageNow | None:
+    """Return the stage that the workload is in on a pod, which it may share with others; None while it is not known."""
+    if track.telemetry is None or track.telemetry.stage is None:
+        return None
+    told = (track.telemetry.stage, *track.telemetry.other_stages)
+    return next((now for now in told if workload.counts(now.job)), None)
 
 
 def _most(votes: Counter[Pair]) -> Pair | None:

@@ -38,6 +38,8 @@ class Telemetry:
     final: bool
     stage: StageNow | None = None
     """The stage that runs in the pod."""
+    other_stages: tuple[StageNow, ...] = ()
+    """What other Ray jobs do in it at the same time."""
     stage_quality: StageQuality = NO_STAGES
 
     @classmethod
@@ -54,6 +56,7 @@ class Telemetry:
             gpus_visible=report.gpus_visible,
             final=report.final,
             stage=report.stage,
+            other_stages=tuple(report.other_stages),
             stage_quality=report.stage_quality,
         )
 
