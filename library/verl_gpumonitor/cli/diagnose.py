@@ -9,8 +9,8 @@ from typing import Final
 import click
 import msgspec
 
-from verl_gpumonitor.advice import advise, context_of
-from verl_gpumonitor.advice.context import Context
+from verl_gpumonitor.advice import advise
+from verl_gpumonitor.advice.present import context_at
 from verl_gpumonitor.diagnosis.doctor import Diagnosis
 from verl_gpumonitor.diagnosis.health import REASONS
 from verl_gpumonitor.model.findings import TrackedFinding
@@ -48,27 +48,6 @@ def advised(diagnosis: Diagnosis) -> list[TrackedFinding]:
         )
         for tracked in found
     ]
-
-
-def context_at(diagnosis: Diagnosis, open_reasons: set[str]) -> Context:
-    """Return what the advice takes into account, as it is known at the diagnosis's moment."""
-    history = diagnosis.history
-    header = history.header
-    sizes = {len(pod.gpus) for pod in history.pods.values() if pod.gpus}
-    totals = [gpu.total_bytes for gpu in history.gpus.values() if gpu.total_bytes]
-    workload = header.workload
-    return context_of(
-        header.entrypoint,
-        verl=header.frameworks.verl if header.frameworks else None,
-        ray_names=history.names,
-        kind=None if workload is None else workload.kind,
-        gpus=len(history.gpus) or None,
-        gpus_per_pod=sizes.pop() if len(sizes) == 1 else None,
-        memory_total_bytes=round(min(totals)) if totals else None,
-        host_headroom_bytes=history.host_headroom_bytes(),
-        gpu_headroom_bytes=history.gpu_headroom_bytes(),
-        open_reasons=open_reasons,
-    )
 
 
 @click.command("diagnose")

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from verl_gpumonitor.advice import advise
+from verl_gpumonitor.advice.present import context_at
 from verl_gpumonitor.diagnosis.doctor import Diagnosis
 from verl_gpumonitor.diagnosis.history import GpuHistory
 from verl_gpumonitor.model.findings import TrackedFinding
@@ -19,7 +20,6 @@ from verl_gpumonitor.model.samples import GpuProcess, GpuSample
 from verl_gpumonitor.model.trace import GpuLine, Header, JobLine, Record
 from verl_gpumonitor.model.vocabulary import UNKNOWN, GpuState
 
-from .diagnose import context_at
 from .view import History
 
 LOOK_SECONDS: Final = 1.0

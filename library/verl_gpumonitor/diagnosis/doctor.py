@@ -68,8 +68,9 @@ class Diagnosis:
         *,
         muted: Iterable[str] = (),
         rules: Iterable[Rule] = RULES,
+        history: History | None = None,
     ) -> None:
-        self.history = History(header)
+        self.history = history if history is not None else History(header)
         self._thresholds = thresholds or Thresholds()
         self._rules = tuple(rule for rule in rules if rule.reason not in set(muted))
         self._tracks: dict[tuple[str, str], Track] = {}
@@ -95,6 +96,15 @@ class Diagnosis:
     def open(self) -> list[TrackedFinding]:
         """What is open now."""
         return [tracked for tracked in self.findings if tracked.resolved is None]
+
+    @property
+    def open_by_key(self) -> dict[tuple[str, str], TrackedFinding]:
+        """The same by reason and by what tells problems of one reason apart, which stays while it lasts."""
+        return {
+            key: track.tracked()
+            for key, track in self._tracks.items()
+            if track.first_seen is not None and track.resolved is None
+        }
 
     def judge(self, t: float) -> None:
         """Ask the rules that have something new to see."""

@@ -1,0 +1,189 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""The history of a workload that is known by reports, a line each quarter of a minute, and not by samples. Pure.
+
+Between two such lines a GPU goes through several stages, so that lines alone would tell nothing of them. Whoever
+reports has sampled and attributed himself: the stage that runs now is told as it is, and a finished step comes whole,
+as pieces. Pods tell a step at different times; it is closed when all that tell steps have told it, or had the time.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from verl_gpumonitor.model.history import Piece
+from verl_gpumonitor.model.trace import GpuLine, Header, TraceGpu, TracePod
+from verl_gpumonitor.model.vocabulary import UNKNOWN
+
+from .history import ALARM_RATIOS, DEPTH, GAP_SECONDS, GpuHistory, History, PodHistory
+
+GAP_INTERVALS: Final = 4
+"""So many reports may be lost before silence is a gap."""
+MAX_WAITING: Final = 16
+"""Steps of one pod that wait for those of the others."""
+WORK: Final = frozenset(("init", "old_log_prob", "ref", "values", "reward", "update_critic", "update_actor"))
+"""Stages that training processes run, and servers never."""
+
+StepPieces = Sequence[tuple[str, Piece]]
+"""One step of one pod: UUID of a GPU, and what one stage did on it."""
+
+
+class ReportedHistory(History):
+    """One workload, by its reports."""
+
+    def __init__(self, header: Header, *, depth: int = DEPTH, interval_seconds: float = 15.0) -> None:
+        self.interval_seconds = interval_seconds
+        self._present: dict[str, tuple[str, str]] = {}
+        """Pod -> stage and role that run in it."""
+        self._waiting: dict[str, deque[tuple[float, StepPieces]]] = {}
+        """Pod that tells steps -> those that others have not told yet, with the time at which they came."""
+        super().__init__(header, depth=depth, gap_seconds=max(GAP_SECONDS, GAP_INTERVALS * interval_seconds))
+
+    @property
+    def staged(self) -> bool:
+        """Whether stages are told, so that rules know what a GPU's memory and load mean."""
+        return self.stages_told
+
+    def launched(self, header: Header) -> None:
+        """Take what has become known of the program; pods stay as they are."""
+        fresh = History(Header(format=header.format, workload=header.workload, entrypoint=header.entrypoint))
+        self.header, self.entrypoint = header, fresh.entrypoint
+        self.pipeline_stages, self.trainer_only = fresh.pipeline_stages, fresh.trainer_only
+
+    def add_pod(self, pod: TracePod) -> None:
+        """Take a pod that has joined; one that is known stays as it is, but for GPUs that are new."""
+        known = self.pods.get(pod.name)
+        if known is None:
+            known = self.pods[pod.name] = PodHistory(pod, trains=self.trainer_only)
+        for gpu in pod.gpus or ():
+            if gpu.uuid not in known.gpus:
+                self._gpu(known, gpu)
+
+    def drop_pod(self, name: str) -> None:
+        """Forget a pod that is gone."""
+        pod = self.pods.pop(name, None)
+        self._present.pop(name, None)
+        self._waiting.pop(name, None)
+        self.heard.pop(name, None)
+        for uuid, gpu in pod.gpus.items() if pod is not None else ():
+            if self.gpus.get(uuid) is gpu:
+                del self.gpus[uuid]
+                for busy in self._busy.values():
+                    busy.discard(uuid)
+
+    def present(self, name: str, stage: str, role: str, *, t: float) -> None:
+        """Take the stage that runs in a pod at a time."""
+        pod = self.pods.get(name)
+        if pod is None or self.over:
+            return
+        # Steps are told; none is to be guessed from the order of stages.
+        self.stages_told = self.explicit_steps = True
+        self.told_t = t
+        work = pod.work
+        if work.first_seen is None:
+            # What came before the first word of loading is from before the job; else nobody knows.
+            work.first_seen, work.first_began = t, stage == "init"
+        work.seen = True
+        work.workers_seen |= stage in WORK
+        if self._present.get(name) != (stage, role):
+            work.last_change = t
+            self._present[name] = stage, role
+        self._restage(pod, t)
+
+    def peak(self, uuid: str, stage: str, role: str, peak_bytes: float) -> None:
+        """Take a new peak of a stage in the step that runs: some must be looked at before the step is over."""
+        gpu = self.gpus.get(uuid)
+        if gpu is None or self.over:
+            return
+        piece = gpu.now.setdefault(stage, Piece(stage=stage, role=role, step=self.step))
+        before = piece.peak_bytes or 0.0
+        piece.add_memory(None, peak_bytes)
+        total = gpu.total_bytes or 0.0
+        self.alarms += any(before < ratio * total <= (piece.peak_bytes or 0.0) for ratio in ALARM_RATIOS)
+
+    def take_step(self, name: str, pieces: StepPieces, *, t: float) -> None:
+        """Take one whole step of one pod."""
+        if name not in self.pods or self.over:
+            return
+        self.stages_told = self.explicit_steps = True
+        waiting = self._waiting.setdefault(name, deque(maxlen=MAX_WAITING))
+        waiting.append((t, pieces))
+        self.settle(t)
+
+    def settle(self, t: float) -> None:
+        """Close the steps that all pods have told, and those for which some have waited long enough."""
+        while self._waiting and any(self._waiting.values()):
+            oldest = min(waiting[0][0] for waiting in self._waiting.values() if waiting)
+            complete = all(self._waiting.values())
+            if not complete and t - oldest < GAP_INTERVALS * self.interval_seconds:
+                return
+            self._put_together()
+            self._close_step(t)
+
+    def _put_together(self) -> None:
+        for name, waiting in self._waiting.items():
+            pod = self.pods[name]
+            for gpu in pod.gpus.values():
+                gpu.now = {}
+            for uuid, piece in waiting.popleft()[1] if waiting else ():
+                gpu_here = pod.gpus.get(uuid)
+                if gpu_here is not None:
+                    piece.step = self.step
+                    gpu_here.now[piece.stage] = _plus(gpu_here.now.get(piece.stage), piece)
+
+    # What lines alone would say otherwise
+
+    def _stage_of(self, pod: PodHistory, gpu: GpuHistory) -> tuple[str, str]:
+        present = self._present.get(pod.name)
+        return present if present is not None else super()._stage_of(pod, gpu)
+
+    def _add(self, gpu: GpuHistory, line: GpuLine, *, begin: float) -> None:
+        if gpu.pod.name not in self._present and gpu.pod.name not in self._waiting:
+            super()._add(gpu, line, begin=begin)
+
+    def _gpu(self, pod: PodHistory, gpu: TraceGpu) -> GpuHistory:
+        known = super()._gpu(pod, gpu)
+        known.interval = self.interval_seconds
+        return known
+
+
+def piece_of(
+    *,
+    stage: str,
+    role: str,
+    observed_seconds: float,
+    busy_seconds: float,
+    energy_joules: float | None,
+    peak_bytes: int | None,
+    floor_bytes: int | None,
+) -> Piece:
+    """Make the piece of a stage that somebody else added up from samples of each second."""
+    samples = max(1, round(observed_seconds))
+    return Piece(
+        stage=stage,
+        role=role or UNKNOWN,
+        step=0,
+        seconds=observed_seconds,
+        known_seconds=observed_seconds,
+        busy_seconds=min(busy_seconds, observed_seconds),
+        powered_seconds=observed_seconds if energy_joules is not None else 0.0,
+        energy_joules=energy_joules or 0.0,
+        peak_bytes=peak_bytes,
+        floor_bytes=floor_bytes,
+        # Moments are not told apart from levels.
+        level_bytes=peak_bytes,
+        level_samples=samples,
+        used_samples=samples,
+    )
+
+
+def _plus(one: Piece | None, other: Piece) -> Piece:
+    """Add what the same stage did in two roles."""
+    if one is None:
+        return other
+    for name in ("seconds", "known_seconds", "busy_seconds", "powered_seconds", "energy_joules"):
+        setattr(other, name, getattr(one, name) + getattr(other, name))
+    other.add_memory(None, one.peak_bytes)
+    known = [size for size in (one.floor_bytes, other.floor_bytes) if size is not None]
+    other.floor_bytes = min(known, default=None)
+    return other
