@@ -129,11 +129,11 @@ def running(command: Sequence[str], log: Path, **environ: str) -> Iterator[None]
             process.wait()
 
 
-def configuration(targets: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def configuration(targets: Mapping[str, Sequence[int]], rules: Path) -> dict[str, Any]:
     """The configuration of compose, at this place: job -> ports of its targets; faster, as tests are short."""
     loaded: dict[str, Any] = yaml.safe_load((COMPOSE / "prometheus.yaml").read_text())
     loaded["global"] = {"scrape_interval": "1s", "evaluation_interval": "2s"}
-    loaded["rule_files"] = [str(RULES)]
+    loaded["rule_files"] = [str(rules)]
     for job in loaded["scrape_configs"]:
         job["static_configs"] = [{"targets": [f"127.0.0.1:{port}" for port in targets.get(job["job_name"], ())]}]
     return loaded
@@ -197,9 +197,10 @@ def scenery(folder: Path) -> Iterator[Prometheus]:
         controller = stack.enter_context(served(controller_page()))
         dcgm = stack.enter_context(served(dcgm_page()))
         webhook = stack.enter_context(served(WebhookMetrics().rendered()))
-        config = folder / "prometheus.yaml"
+        config, rules = folder / "prometheus.yaml", folder / "rules.yaml"
+        rules.write_text(RULES.read_text().replace("interval: 30s", "interval: 2s"))
         targets = {"gpumonitor": [exporter, controller, webhook], "dcgm": [dcgm], "prometheus": [prometheus]}
-        config.write_text(yaml.safe_dump(configuration(targets)))
+        config.write_text(yaml.safe_dump(configuration(targets, rules)))
         load = [sys.executable, str(COMPOSE / "simulated" / "load.py"), "--step-seconds", "6"]
         stack.enter_context(running(load, folder / "load.log", **simulated))
         serve = [sys.executable, "-m", "verl_gpumonitor_sidecar.host"]

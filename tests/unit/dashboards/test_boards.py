@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from compose.dashboards import panels as panels_of_code
 from compose.dashboards.__main__ import FOLDER, texts
+from verl_gpumonitor.model.vocabulary import STAGES
 
 Json = dict[str, Any]
 
@@ -164,3 +166,16 @@ def test_what_people_know_of_the_public_dashboard_of_dcgm_is_there() -> None:
         "pcie_sent",
     ):
         assert word in text, word
+
+
+def test_each_stage_has_a_number_and_its_word() -> None:
+    assert set(panels_of_code.STAGES) == set(STAGES) - {"unknown"}
+    expr = panels_of_code.stage_numbers('pod="a"', "pod")
+    numbers = dict(re.findall(r'stage="(\w+)"}\) \* (\d+)', expr))
+    words = panels_of_code.stage_names()["options"]
+    assert {stage: words[number]["text"] for stage, number in numbers.items()} == {
+        stage: stage for stage in panels_of_code.STAGES if stage != "other"
+    }
+    last = re.search(r'\{pod="a"\}\) \* (\d+)$', expr)
+    assert last is not None
+    assert words[last[1]]["text"] == "other"
