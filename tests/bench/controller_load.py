@@ -6,16 +6,29 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from verl_gpumonitor.model.report import REPORT_FORMAT, GpuReport, PodRef, Report
+from verl_gpumonitor.model.report import (
+    REPORT_FORMAT,
+    GpuReport,
+    PodRef,
+    Report,
+    StageCount,
+    StageNow,
+    StageQuality,
+    StepReport,
+    StepStage,
+)
+from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source
 from verl_gpumonitor_operator.controller.ports import PodRecord
 from verl_gpumonitor_operator.kube.client import KubeClient
 
 NAMESPACE = "bench"
+OPERATOR_NAMESPACE = "bench-operator"
+"""Jobs in the operator's own namespace get no GPUMonitor."""
 GPUS_PER_POD = 8
 GIB = 2**30
 CONCURRENT = 24
@@ -36,7 +49,8 @@ class Load:
 
 async def create(client: KubeClient, load: Load, said: Callable[[str], None]) -> None:
     """Create all objects. Prints progress by `said`."""
-    await client.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    for namespace in (NAMESPACE, OPERATOR_NAMESPACE):
+        await client.post("/api/v1/namespaces", {"metadata": {"name": namespace}})
     done = 0
 
     async def one(number: int) -> None:
@@ -157,11 +171,51 @@ def _pod_status(serial: int) -> dict[str, Any]:
     }
 
 
+STAGES: Final = (
+    ("gen", "rollout", 0.38),
+    ("reward", "reward", 0.02),
+    ("old_log_prob", "actor", 0.08),
+    ("ref", "ref", 0.08),
+    ("values", "critic", 0.06),
+    ("adv", "driver", 0.01),
+    ("update_critic", "critic", 0.14),
+    ("update_actor", "actor", 0.18),
+    ("update_weights", "rollout", 0.03),
+    ("other", "unknown", 0.02),
+)
+"""Stages of a usual step, with their share of it."""
+STAGE_SECONDS: Final = 20.0
+STEP_SECONDS: Final = 200.0
+
+
+def stage_counts(age: float, used: int) -> list[StageCount]:
+    """Return what a GPU has counted by stage."""
+    return [
+        StageCount(stage, role, age * share, age * share * 0.5, age * share * 450.0, used, 20 * GIB)
+        for stage, role, share in STAGES
+    ]
+
+
+def steps_of(age: float, began: float) -> list[StepReport]:
+    """Return the newest whole step. It is told again and again, and counts once."""
+    number = int(age // STEP_SECONDS)
+    if number == 0:
+        return []
+    end = began + number * STEP_SECONDS
+    stages = [
+        StepStage(stage=stage, role=role, begin=end - STEP_SECONDS, seconds=share * STEP_SECONDS)
+        for stage, role, share in STAGES
+    ]
+    return [StepReport(number=number, begin=end - STEP_SECONDS, end=end, stages=stages)]
+
+
 def report_of(pod: PodRecord, *, sequence: int, now: float, began: float) -> Report:
     """Return a report of a busy pod with eight GPUs, whose load and memory move slowly."""
     age = now - began
     # Each pod and GPU has a phase of its own, so that statuses change as in life.
     phase = (hash(pod.uid) % 1000) / 1000.0
+    owner = hash(pod.owner.uid) if pod.owner is not None else 0
+    stage, role, _ = STAGES[int(age / STAGE_SECONDS + owner % 1000) % len(STAGES)]
     gpus = []
     for index in range(GPUS_PER_POD):
         wave = 0.5 + 0.4 * math.sin(age / 60.0 + 6.28 * phase + index * 0.05)
@@ -184,6 +238,7 @@ def report_of(pod: PodRecord, *, sequence: int, now: float, began: float) -> Rep
                 observed_seconds=age,
                 busy_seconds=age * wave,
                 energy_joules=age * 450.0,
+                stages=stage_counts(age, used),
             )
         )
     return Report(
@@ -199,4 +254,9 @@ def report_of(pod: PodRecord, *, sequence: int, now: float, began: float) -> Rep
         gpus_requested=GPUS_PER_POD,
         gpus_visible=GPUS_PER_POD,
         gpus=gpus,
+        stage=StageNow(stage=stage, role=role),
+        stage_quality=StageQuality(
+            source=StageSource.RAY_STATE, resolution_seconds=1.0, steps=int(age // STEP_SECONDS)
+        ),
+        steps=steps_of(age, began),
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.bench.controller_load import report_of
+from tests.bench.controller_load import OPERATOR_NAMESPACE, report_of
 from verl_gpumonitor_operator import logs
 from verl_gpumonitor_operator.controller.main import Controller, Options
 from verl_gpumonitor_operator.controller.ports import PodIdentity, PodRecord
@@ -132,7 +132,9 @@ async def run(kubeconfig: Path, seconds: float, began: float) -> None:
     """Run the controller until the figures are there."""
     started = time.monotonic()
     settings = Settings(
-        release="bench", namespace="bench", images=Images(sidecar="bench/sidecar:1", operator="bench/operator:1")
+        release="bench",
+        namespace=OPERATOR_NAMESPACE,
+        images=Images(sidecar="bench/sidecar:1", operator="bench/operator:1"),
     )
     options = Options(
         settings=settings,
