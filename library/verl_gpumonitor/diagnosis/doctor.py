@@ -78,6 +78,12 @@ class Diagnosis:
         self._judged_t = float("-inf")
         self._judged_revision = (0, 0)
 
+    def change(self, thresholds: Thresholds) -> None:
+        """Judge by other thresholds from now on; what is open stays so until it is judged."""
+        self._thresholds = thresholds
+        # Rules that wait for a step look again at once.
+        self._judged_revision = (-1, -1)
+
     def feed(self, record: Record) -> None:
         """Take one line, in order of time."""
         self.history.feed(record)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-from verl_gpumonitor.model.history import IDLE_UTILIZATION, Piece, Sample
+from verl_gpumonitor.model.history import IDLE_UTILIZATION, Past, Piece
 from verl_gpumonitor.model.trace import (
     GpuLine,
     Header,
@@ -44,8 +44,7 @@ ENDED: Final = frozenset(("Succeeded", "Failed", "Stopped"))
 GAP_SECONDS: Final = 15.0
 """A longer silence is a gap: nothing is known of it, and nothing is added up for it."""
 SETTLED_SECONDS: Final = 1.0
-"""A stage that began less ago may find the memory of the one before."""
-RECENT_SECONDS: Final = 240.0
+"""A stage that began less ago may find load and memory of the one before."""
 DEPTH: Final = 24
 """Steps that are remembered of each stage."""
 WINDOW_SECONDS: Final = 120.0
@@ -103,9 +102,8 @@ class GpuHistory:
         self.changes: deque[tuple[float, str, str]] = deque(maxlen=64)
         self.now: dict[str, Piece] = {}
         """Stage -> what the running step has of it."""
-        self.past: dict[str, deque[Piece]] = {}
+        self.past: dict[str, Past] = {}
         """Stage -> its finished steps, oldest first."""
-        self.recent: deque[Sample] = deque()
         self.processes: dict[int, float] = {}
         """Process -> bytes, as last listed."""
         self.titles: dict[int, str] = {}
@@ -129,7 +127,7 @@ class GpuHistory:
     def pieces(self, stage: str, count: int = DEPTH) -> list[Piece]:
         """Return the last finished steps of a stage, oldest first."""
         past = self.past.get(stage)
-        return [] if past is None else list(past)[-count:]
+        return [] if past is None else past.last(count)
 
     def spins(self, utilization: float | None, power_watts: float | None) -> bool:
         """Say whether kernels are resident all the time at a power that real work in this stage does not have.
@@ -137,8 +135,10 @@ class GpuHistory:
         A collective that waits for a peer keeps its kernel resident and computes nothing: 100% at a quarter of the
         power. Where the stage was not seen before, or takes little power itself, the board's limit is the measure.
         """
-        if utilization is None or power_watts is None or utilization < SPIN_UTILIZATION:
+        if utilization is None or utilization < SPIN_UTILIZATION:
             return False
+        if power_watts is None:
+            return self._computes_nothing()
         usual = self.usual_watts.get(self.stage)
         below_limit = self.power_limit_watts is not None and power_watts < SPIN_OF_LIMIT * self.power_limit_watts
         if not self.pod.work.seen:
@@ -147,6 +147,13 @@ class GpuHistory:
         if usual is not None and self.stage not in LOW_POWER_STAGES:
             return power_watts < SPIN_OF_USUAL * usual
         return below_limit
+
+    def _computes_nothing(self) -> bool:
+        """Say the same where power is not known: hardly a multiprocessor is active, and no tensor core."""
+        line = self.last
+        if line is None or line.sm_active is None or line.tensor_active is None:
+            return False
+        return line.sm_active < 0.15 and line.tensor_active < 0.01
 
     def watch(self, line: GpuLine) -> None:
         """Note whether it works. One line alone may be a stray kernel, unless lines are far apart."""
@@ -164,7 +171,7 @@ class GpuHistory:
         for stage, past in self.past.items():
             known = sorted(
                 p.power_watts
-                for p in list(past)[-8:]
+                for p in past.last(8)
                 if p.power_watts is not None
                 and (p.utilization or 0.0) >= USUAL_UTILIZATION
                 and p.power_watts >= SPIN_OF_USUAL * self.usual_watts.get(stage, 0.0)
@@ -195,6 +202,8 @@ class PodHistory:
         self.last_gpu_t: float | None = None
         self.last_host: HostLine | None = None
         self.first_host_t: float | None = None
+        self.host_slope: float | None = None
+        """Bytes a second, of the last few samples."""
         self.host_buckets: deque[tuple[float, float]] = deque(maxlen=30)
         """Begin of a minute and the highest memory in use in it."""
         self.shm_buckets: deque[tuple[float, float]] = deque(maxlen=30)
@@ -226,8 +235,12 @@ class PodHistory:
 class History:
     """One workload."""
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: Header, *, depth: int = DEPTH, gap_seconds: float = GAP_SECONDS) -> None:
         self.header = header
+        self.gap_seconds = gap_seconds
+        """A longer silence is a gap: lines that come each quarter of a minute want more than those of each second."""
+        self.depth = depth
+        """Steps that are remembered of each stage on each GPU."""
         self.entrypoint = header.entrypoint or ""
         found = _PIPELINE.findall(self.entrypoint)
         self.pipeline_stages = max((int(n) for n in found), default=1)
@@ -245,6 +258,10 @@ class History:
         """Pod -> `listened` at its last GPU line."""
         self.phase: str | None = None
         self.phase_t = 0.0
+        self.began_here = False
+        """Whether the job was still pending in this record, so that it covers the begin."""
+        self.told_t: float | None = None
+        """When somebody last told what runs."""
         self.running_t: float | None = None
         self.step = 0
         self.step_begin: float | None = None
@@ -270,6 +287,9 @@ class History:
         """Pool and stage -> seconds of this step in which none of the pool's GPUs did anything."""
         self.standstills: dict[tuple[str, str, int], float] = {}
         """Pool, stage and step -> the same of finished steps."""
+        self.longest_still: dict[tuple[str, str], float] = {}
+        """Pool and stage -> longest time in which a whole pool stood still and then went on."""
+        self._still_since: dict[str, tuple[float, str]] = {}
         self._busy: dict[str, set[str]] = {}
         self._looked_t: dict[str, float] = {}
         self.rank_times: deque[dict[tuple[str, str], dict[tuple[str, int], float]]] = deque(maxlen=8)
@@ -307,7 +327,8 @@ class History:
         """Return what was never used of the fullest GPU; None if it is not known."""
         left = []
         for gpu in self.gpus.values():
-            peaks = [p.peak_bytes for past in (*gpu.past.values(), gpu.now.values()) for p in past if p.peak_bytes]
+            pieces = [*(p for past in gpu.past.values() for p in past), *gpu.now.values()]
+            peaks = [p.peak_bytes for p in pieces if p.peak_bytes]
             if gpu.total_bytes and peaks:
                 left.append(round(gpu.total_bytes - max(peaks)))
         return max(0, min(left)) if left else None
@@ -315,7 +336,7 @@ class History:
     def feed(self, record: Record) -> None:
         """Take one line. Lines come in order of time."""
         if record.t > self.t:
-            self.listened += min(record.t - self.t, GAP_SECONDS)
+            self.listened += min(record.t - self.t, self.gap_seconds)
             self.t = record.t
         match record:
             case GpuLine():
@@ -343,6 +364,7 @@ class History:
         if pod is None or self.over:
             return
         self.stages_told = True
+        self.told_t = line.t
         if len(self.names) < MAX_EVENTS:
             self.names.update((line.name,) if isinstance(line, TaskLine) else ())
         helping = pod.work.generating(Kind.HELPER)
@@ -419,31 +441,17 @@ class History:
             gpu.memory_t = line.t
         self._processes(gpu, line)
         seconds = 0.0 if last_t is None else line.t - last_t
-        if 0 < seconds <= GAP_SECONDS:
+        if 0 < seconds <= self.gap_seconds:
             gpu.interval += 0.2 * (seconds - gpu.interval)
         if gpu.error is not None and line.t > gpu.error_t and line.memory_used_bytes is not None:
             gpu.error = None if gpu.error in ("GPU_IS_LOST", "UNKNOWN", "TIMEOUT") else gpu.error
         gpu.last = line
         gpu.watch(line)
-        gap = seconds > GAP_SECONDS
+        gap = seconds > self.gap_seconds
         self._stand(gpu, line)
         self._before(gpu, line)
         if not self.over:
             self._add(gpu, line, begin=line.t if gap or last_t is None else last_t)
-        gpu.recent.append(
-            Sample(
-                line.t,
-                0.0 if gap else seconds,
-                gpu.stage,
-                line.utilization,
-                line.power_watts,
-                line.memory_used_bytes,
-                line.tensor_active,
-                line.sm_active,
-            )
-        )
-        while gpu.recent[0].t < line.t - RECENT_SECONDS:
-            gpu.recent.popleft()
 
     def _add(self, gpu: GpuHistory, line: GpuLine, *, begin: float) -> None:
         """Share the span since the last line among the stages it saw."""
@@ -452,17 +460,16 @@ class History:
         for since, until, stage, role in spans:
             piece = gpu.now.get(stage)
             if piece is None:
-                piece = Piece(stage=stage, role=role, step=self.step, begin=since, end=until)
+                piece = Piece(stage=stage, role=role, step=self.step)
                 gpu.now[stage] = piece
             elif piece.role == UNKNOWN:
                 piece.role = role
-            piece.end = until
             piece.seconds += until - since
-        _add_load(gpu.now[spans[-1][2]], line, spans[-1][1] - spans[-1][0])
         if whole or line.t - gpu.stage_since >= SETTLED_SECONDS:
             piece = gpu.now[spans[-1][2]]
+            _add_load(piece, line, spans[-1][1] - spans[-1][0])
             before = piece.peak_bytes or 0.0
-            _add_memory(piece, line, whole=whole)
+            piece.add_memory(line.memory_used_bytes, line.memory_peak_bytes if whole else None)
             if any(before < ratio * (gpu.total_bytes or 0.0) <= (piece.peak_bytes or 0.0) for ratio in ALARM_RATIOS):
                 self.alarms += 1
 
@@ -471,10 +478,17 @@ class History:
         pool = gpu.pool
         busy = self._busy.setdefault(pool, set())
         since = line.t - self._looked_t.get(pool, line.t)
-        if not busy and 0 < since <= GAP_SECONDS:
+        if busy:
+            self._still_since.pop(pool, None)
+        elif 0 < since <= self.gap_seconds:
+            self._still_since.setdefault(pool, (line.t, gpu.stage))
             self.standstill[pool, gpu.stage] = self.standstill.get((pool, gpu.stage), 0.0) + since
         self._looked_t[pool] = line.t
         if line.utilization is None or line.utilization >= IDLE_UTILIZATION:
+            stood = self._still_since.pop(pool, None)
+            if stood is not None:
+                key = pool, stood[1]
+                self.longest_still[key] = max(line.t - stood[0], self.longest_still.get(key, 0.0))
             busy.add(gpu.uuid)
         else:
             busy.discard(gpu.uuid)
@@ -548,7 +562,7 @@ class History:
         for gpu in self.gpus.values():
             for stage, piece in gpu.now.items():
                 if piece.seconds > 0:
-                    gpu.past.setdefault(stage, deque(maxlen=DEPTH)).append(piece)
+                    gpu.past.setdefault(stage, Past(stage, self.depth)).append(piece)
             gpu.now = {}
             gpu.learn()
         self._rank_times()
@@ -573,6 +587,11 @@ class History:
         pod = self.pods.get(line.pod)
         if pod is None:
             return
+        before = pod.last_host
+        if before is not None and line.memory_used_bytes is not None and before.memory_used_bytes is not None:
+            seconds = line.t - before.t
+            slope = (line.memory_used_bytes - before.memory_used_bytes) / seconds if seconds > 0 else 0.0
+            pod.host_slope = slope if pod.host_slope is None else 0.5 * (pod.host_slope + slope)
         pod.last_host = line
         pod.first_host_t = line.t if pod.first_host_t is None else pod.first_host_t
         _bucket(pod.host_buckets, line.t, line.memory_used_bytes)
@@ -615,6 +634,7 @@ class History:
         self._restage(pod, t)
 
     def _job(self, line: JobLine) -> None:
+        self.began_here |= line.phase == "Pending"
         if line.phase != self.phase:
             self.phase, self.phase_t = line.phase, line.t
         if line.phase == "Running" and self.running_t is None:
@@ -649,15 +669,6 @@ def _add_load(piece: Piece, line: GpuLine, seconds: float) -> None:
         piece.throttle_known_seconds += seconds
         if not HEAT_AND_BRAKES.isdisjoint(line.throttled):
             piece.throttled_seconds += seconds
-
-
-def _add_memory(piece: Piece, line: GpuLine, *, whole: bool) -> None:
-    used = line.memory_used_bytes
-    if used is not None:
-        piece.floor_bytes = used if piece.floor_bytes is None else min(used, piece.floor_bytes)
-    peak = line.memory_peak_bytes if whole and line.memory_peak_bytes is not None else used
-    if peak is not None:
-        piece.peak_bytes = peak if piece.peak_bytes is None else max(peak, piece.peak_bytes)
 
 
 def _bucket(buckets: deque[tuple[float, float]], t: float, value: float | None) -> None:

@@ -60,6 +60,8 @@ class OomRisk(_Group, frozen=True):
     resume_above_gen: Share = 0.015
     """While the rollout resumes, trained and served weights share the GPU. Memory above what the rollout itself takes
     by so much is a window's, not the engine's own reservation."""
+    spike_above_gen: Share = 0.025
+    """A peak in generation so much above what its samples find is a moment's, such as the resume inside it."""
     trainer_near_ratio: Share = 0.985
     """The same as `near_ratio` where no stage is known: an allocator that caches fills a GPU without harm."""
     safe_ratio: Share = 0.92
@@ -87,6 +89,8 @@ class RolloutMemory(_Group, frozen=True):
     """Share of what it has while it generates. Graphs, contexts and buffers stay, some GiB."""
     kept_of_gpu: Share = 0.10
     """And as a share of the GPU."""
+    freed_of_reserved: Share = 0.5
+    """Where no process is listed: sleep frees at least so much of what `gpu_memory_utilization` reserves."""
     steps: Steps = 2
 
 
@@ -125,6 +129,9 @@ class HostMemory(_Held, frozen=True):
     """It is a risk when the rise meets the limit within this."""
     cache_ratio: Share = 0.75
     """Where processes and /dev/shm hold less than this of the limit, the rest is file cache, which the kernel drops."""
+    fast_from_ratio: Share = 0.92
+    fast_seconds_left: Seconds = 120.0
+    """From there on, what rises so fast that it is full within this is a risk without a longer look."""
 
 
 class SharedMemory(_Held, frozen=True):
@@ -200,11 +207,16 @@ class Hang(_Group, frozen=True):
     spin_seconds: Seconds = 180.0
     """Kernels are resident all the time at a power that real work in this stage does not have (`History.spins`)."""
     idle_seconds: Seconds = 300.0
-    """All stand still in a stage that computes."""
-    gen_idle_seconds: Seconds = 900.0
-    """All stand still in generation: it may wait for tools or rewards."""
+    """All stand still in a stage that computes, and in generation for three times as long as they ever did there and
+    then went on: it may wait for tools or rewards."""
+    untold_idle_seconds: Seconds = 900.0
+    """All stand still where no stage is told: it may be a checkpoint or an evaluation."""
+    between_seconds: Seconds = 900.0
+    """All stand still between two stages: the driver computes, or saves, or ends."""
     pause_seconds: Seconds = 2700.0
     """All stand still while they load or save."""
+    pause_spin_seconds: Seconds = 600.0
+    """All spin while they load, save or send weights."""
     longer_than_usual: Factor = 1.25
     """A training stage must last so much longer than the longest before."""
     gen_longer_than_usual: Factor = 2.0
@@ -229,6 +241,8 @@ class Telemetry(_Held, frozen=True):
     """No line of a pod or a GPU for so long, while others came."""
     unreadable_seconds: Seconds = 45.0
     """Lines come, and a value is not in them."""
+    stages_silent_seconds: Seconds = 1800.0
+    """Nobody tells stages for so long, and for eight steps, while GPUs work."""
     never_seconds: Seconds = 180.0
     """A pod that runs has never been heard."""
 

@@ -1,17 +1,22 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is remembered of a GPU: what one stage of one step did on it, and the last minutes in samples. Pure.
+"""What is remembered of a GPU: what one stage of one step did on it. Pure.
 
-These are the rules' food. Whoever has samples (a trace) adds them up here; whoever has finished steps (a controller,
-from reports) makes the pieces at once.
+These are the rules' food. Whoever has samples (a trace) adds them up in a piece; whoever has finished steps (a
+controller, from reports) makes the pieces at once.
 """
 
+from array import array
+from collections.abc import Iterator
+from math import isnan
 from typing import Final
 
 import msgspec
 
 IDLE_UTILIZATION: Final = 0.05
 """Below this nobody computes: a stray kernel of a health check or of the collector itself is less."""
+TOP_SHARE: Final = 0.98
+"""Memory within 2% of the highest is the same level."""
 
 
 class Piece(msgspec.Struct, kw_only=True, gc=False):
@@ -21,8 +26,6 @@ class Piece(msgspec.Struct, kw_only=True, gc=False):
     role: str
     step: int
     """Counted from 0 by whoever watches, not verl's number."""
-    begin: float
-    end: float
     seconds: float = 0.0
     """Time for which the GPU was seen in it."""
     known_seconds: float = 0.0
@@ -36,9 +39,28 @@ class Piece(msgspec.Struct, kw_only=True, gc=False):
     peak_bytes: float | None = None
     """Highest memory in use; only of spans that lay wholly in this stage."""
     floor_bytes: float | None = None
+    level_bytes: float | None = None
+    """Highest memory in use as samples found it, and not for a moment between two of them."""
+    level_samples: int = 0
+    """Samples within 2% of that level: one of many is a moment's."""
+    used_samples: int = 0
     throttled_seconds: float = 0.0
     """Time in which heat or power brakes held the clocks down."""
     throttle_known_seconds: float = 0.0
+
+    def add_memory(self, used_bytes: float | None, peak_bytes: float | None) -> None:
+        """Take one sample's memory; `peak_bytes` since the sample before, None if that span saw other stages."""
+        if used_bytes is not None:
+            self.floor_bytes = used_bytes if self.floor_bytes is None else min(used_bytes, self.floor_bytes)
+            self.used_samples += 1
+            if self.level_bytes is None or used_bytes * TOP_SHARE > self.level_bytes:
+                self.level_samples = 0
+            if self.level_bytes is None or used_bytes >= TOP_SHARE * self.level_bytes:
+                self.level_samples += 1
+            self.level_bytes = used_bytes if self.level_bytes is None else max(used_bytes, self.level_bytes)
+        peak = used_bytes if peak_bytes is None else peak_bytes
+        if peak is not None:
+            self.peak_bytes = peak if self.peak_bytes is None else max(peak, self.peak_bytes)
 
     @property
     def utilization(self) -> float | None:
@@ -51,25 +73,70 @@ class Piece(msgspec.Struct, kw_only=True, gc=False):
         return self.energy_joules / self.powered_seconds if self.powered_seconds > 0 else None
 
     @property
-    def idle_ratio(self) -> float | None:
-        """Share of the time in which the GPU did nothing."""
-        return self.idle_seconds / self.known_seconds if self.known_seconds > 0 else None
-
-    @property
     def throttled_ratio(self) -> float | None:
         """Share of the time in which clocks were held down by heat or a power brake."""
         return self.throttled_seconds / self.throttle_known_seconds if self.throttle_known_seconds > 0 else None
 
 
-class Sample(msgspec.Struct, frozen=True, gc=False):
-    """What one line said of one GPU, and the stage it was in at that moment."""
+_FIGURES: Final = (
+    "step",
+    "seconds",
+    "known_seconds",
+    "busy_seconds",
+    "idle_seconds",
+    "powered_seconds",
+    "energy_joules",
+    "peak_bytes",
+    "floor_bytes",
+    "level_bytes",
+    "level_samples",
+    "used_samples",
+    "throttled_seconds",
+    "throttle_known_seconds",
+)
+_COUNTS: Final = frozenset(("step", "level_samples", "used_samples"))
+_WIDTH: Final = len(_FIGURES)
+_NOT_KNOWN: Final = float("nan")
 
-    t: float
-    seconds: float
-    """Since the line before; 0 after a gap."""
-    stage: str
-    utilization: float | None
-    power_watts: float | None
-    memory_used_bytes: float | None
-    tensor_active: float | None
-    sm_active: float | None
+
+class Past:
+    """Finished pieces of one stage on one GPU, oldest first, packed: 56 bytes each, for a cluster has many.
+
+    Figures keep seven digits, so that 80 GB are known to 8 KB.
+    """
+
+    __slots__ = ("_figures", "depth", "role", "stage")
+
+    def __init__(self, stage: str, depth: int) -> None:
+        self.stage, self.depth = stage, depth
+        self.role = ""
+        """The newest piece's."""
+        self._figures = array("f")
+
+    def append(self, piece: Piece) -> None:
+        """Take one more; the oldest goes when there are more than `depth`."""
+        self.role = piece.role
+        for name in _FIGURES:
+            value = getattr(piece, name)
+            self._figures.append(_NOT_KNOWN if value is None else value)
+        if len(self) > self.depth:
+            del self._figures[:_WIDTH]
+
+    def __len__(self) -> int:
+        return len(self._figures) // _WIDTH
+
+    def __iter__(self) -> Iterator[Piece]:
+        return iter(self.last(len(self)))
+
+    def last(self, count: int) -> list[Piece]:
+        """Return the newest, oldest first."""
+        return [self._piece(place) for place in range(max(0, len(self) - count), len(self))]
+
+    def _piece(self, place: int) -> Piece:
+        values = self._figures[place * _WIDTH : (place + 1) * _WIDTH]
+        known = {
+            name: int(value) if name in _COUNTS else value
+            for name, value in zip(_FIGURES, values, strict=True)
+            if not isnan(value)
+        }
+        return Piece(stage=self.stage, role=self.role, **known)  # type: ignore[arg-type]

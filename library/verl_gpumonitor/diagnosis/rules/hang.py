@@ -130,22 +130,40 @@ def _patience(history: History, now: Stillness, limits: Hang) -> float | None:
     if now.stage in TRAINING:
         return limits.spin_seconds if spins else limits.idle_seconds
     if now.stage in ENGINE:
-        return limits.spin_seconds if spins else limits.gen_idle_seconds
+        return limits.spin_seconds if spins else _longer_than_ever(history, now, limits.idle_seconds)
     if now.stage in PAUSES:
-        return max(5 * longest, 600.0 if spins else limits.pause_seconds)
+        return _patience_in_pauses(now, limits, longest, spins=spins)
     if not history.stages_told:
         return _patience_untold(now, limits)
     if history.step == 0 or not any(gpu.pod.work.workers_seen for gpu in now.gpus):
         # GPUs that serve others wait by design; before the first step nothing is usual.
         return None
-    return max(5 * (history.usual_step_seconds() or 0.0), 600.0 if spins else limits.pause_seconds)
+    usual = 2 * (history.usual_step_seconds() or 0.0)
+    return max(usual, 600.0 if spins else _longer_than_ever(history, now, limits.between_seconds))
+
+
+def _longer_than_ever(history: History, now: Stillness, least: float) -> float:
+    """Return a time far beyond that for which this pool ever stood still in this stage and then went on."""
+    return max(least, 3 * history.longest_still.get((now.gpus[0].pool, now.stage), 0.0))
+
+
+def _patience_in_pauses(now: Stillness, limits: Hang, longest: float, *, spins: bool) -> float:
+    """What loads or saves may take long the first time; later its own length is the measure."""
+    if spins:
+        return max(limits.pause_spin_seconds, 5 * longest)
+    if not longest or now.stage == "init":
+        return limits.pause_seconds
+    if now.stage == "save_checkpoint":
+        # Storage may well be ten times slower than the last time.
+        return max(limits.pause_seconds / 2, 10 * longest)
+    return max(limits.pause_spin_seconds, 5 * longest)
 
 
 def _patience_untold(now: Stillness, limits: Hang) -> float | None:
     """Where no stage is told, only a GPU that worked before can be seen to have stopped."""
     if not any(gpu.usual_watts for gpu in now.gpus):
         return None
-    return 2 * limits.spin_seconds if now.spinning else limits.gen_idle_seconds
+    return 2 * limits.spin_seconds if now.spinning else limits.untold_idle_seconds
 
 
 def _case(history: History, pool: str, now: Stillness) -> Case:

@@ -81,7 +81,7 @@ def _at_risk(history: History, pod: PodHistory, limits: HostMemory, *, is_open: 
     if _mostly_cache(pod, limit, limits):
         return None
     left = _seconds_left(history, pod, limit, limits)
-    near = ratio >= limits.near_ratio - (0.01 if is_open else 0.0)
+    near = ratio >= limits.near_ratio - (0.01 if is_open else 0.0) or _fast(pod, ratio, limits)
     if not near and left is None:
         return None
     evidence: Evidence = {**_sizes(pod), "missing_bytes": max(0, round(line.memory_used_bytes - 0.9 * limit))}
@@ -109,6 +109,14 @@ def _seconds_left(history: History, pod: PodHistory, limit: float, limits: HostM
     slope = min(line.slope, recent)
     left = 60.0 * (1.0 - newest) / slope if slope > 0 else float("inf")
     return max(0.0, left) if left <= limits.seconds_left else None
+
+
+def _fast(pod: PodHistory, ratio: float, limits: HostMemory) -> bool:
+    """Say whether a pod that is nearly full will be full within moments."""
+    if ratio < limits.fast_from_ratio or pod.host_slope is None or pod.host_slope <= 0:
+        return False
+    limit = _limit(pod) or 1.0
+    return (1.0 - ratio) * limit / pod.host_slope <= limits.fast_seconds_left
 
 
 def _mostly_cache(pod: PodHistory, limit: float, limits: HostMemory) -> bool:

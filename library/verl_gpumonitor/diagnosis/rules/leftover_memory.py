@@ -24,7 +24,7 @@ def leftover_memory(history: History, thresholds: Thresholds, _: Open) -> Verdic
     cases = []
     for pod in history.pods.values():
         held = [(gpu, size) for gpu in pod.gpus.values() if (size := _held(gpu, thresholds.leftover))]
-        if held and _before_the_job(pod, [gpu for gpu, _ in held], thresholds.leftover):
+        if held and _before_the_job(history, pod, [gpu for gpu, _ in held], thresholds.leftover):
             held.sort(key=lambda pair: (-pair[1], pair[0].uuid))
             cases.append(_case(pod, [gpu for gpu, _ in held], held[0][1]))
     return cases
@@ -41,11 +41,19 @@ def _held(gpu: GpuHistory, limits: Leftover) -> float | None:
     return before.lowest_bytes if flat and quiet and before.lowest_bytes >= least else None
 
 
-def _before_the_job(pod: PodHistory, held: Sequence[GpuHistory], limits: Leftover) -> bool:
+def _before_the_job(history: History, pod: PodHistory, held: Sequence[GpuHistory], limits: Leftover) -> bool:
     work = pod.work
     if work.first_seen is not None:
         return work.first_began
     if all(gpu.processes_t is not None and not gpu.processes for gpu in held):
+        return True
+    if (
+        pod.trains
+        and history.began_here
+        and history.phase == "Running"
+        and history.t - history.phase_t >= limits.seconds
+    ):
+        # The record covers the job's begin, and nothing of it has begun to load yet.
         return True
     free = [gpu for gpu in pod.gpus.values() if gpu.before and gpu.before.newest_bytes < limits.least_bytes]
     return bool(free) and len(held) < len(pod.gpus)

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import msgspec
 
-from verl_gpumonitor.diagnosis.history import GpuHistory, History
+from verl_gpumonitor.diagnosis.history import DEPTH, GpuHistory, History
 from verl_gpumonitor.diagnosis.rule import Cadence, Case, Open, Rule, Verdict, finding, fit, gib, median, subject
 from verl_gpumonitor.diagnosis.thresholds import MemoryGrowth, Thresholds
 from verl_gpumonitor.model.findings import Evidence
@@ -68,10 +68,13 @@ def _told(gpus: Sequence[GpuHistory], stage: str, limits: MemoryGrowth) -> bool:
 
 
 def _stage_growth(gpus: Sequence[GpuHistory], stage: str, limits: MemoryGrowth) -> Growth | None:
-    for what in ("floor", "peak"):
-        growth = _growth(gpus, stage, what, limits)
-        if growth is not None:
-            return growth
+    for steps in (limits.steps, 2 * limits.steps):
+        # A slow leak shows over more steps.
+        longer = msgspec.structs.replace(limits, steps=min(steps, DEPTH))
+        for what in ("floor", "peak"):
+            growth = _growth(gpus, stage, what, longer)
+            if growth is not None:
+                return growth
     return None
 
 
@@ -106,7 +109,7 @@ def _levels(gpu: GpuHistory, stage: str, what: str, steps: int) -> list[float]:
     total = gpu.total_bytes
     if not total:
         return []
-    pieces = [p for p in gpu.pieces(stage, 2 * steps) if p.step > 0]
+    pieces = [p for p in gpu.pieces(stage) if p.step > 0]
     sizes = [p.floor_bytes if what == "floor" else p.peak_bytes for p in pieces]
     return [size / total for size in sizes if size is not None][-steps:]
 

@@ -40,10 +40,14 @@ from verl_gpumonitor.diagnosis.rule import (
 from verl_gpumonitor.diagnosis.thresholds import OomRisk, Thresholds
 from verl_gpumonitor.diagnosis.work import GEN, OTHER
 from verl_gpumonitor.model.findings import Evidence, Finding
+from verl_gpumonitor.model.history import Piece
 from verl_gpumonitor.model.vocabulary import UNKNOWN, Severity
 
 REASON = "OOMRisk"
 RESUME = "update_weights"
+_SAMPLES = 8
+"""Fewer tell no level."""
+_MOMENT_SHARE = 0.15
 _LAST = 8
 """Steps that a rise is looked for in."""
 
@@ -140,6 +144,8 @@ def _risk(
     found = _rising(courses, stage, limits, near=near)
     if found is None and near is not None:
         found = _near(courses, stage, limits, near=near - (0.01 if is_open else 0.0), at_once=is_open)
+    if found is None and stage in ENGINE and told:
+        found = _spike(courses, stage, limits, is_open=is_open)
     return found or _peers(courses, stage, limits)
 
 
@@ -227,6 +233,31 @@ def _near(courses: Sequence[Course], stage: str, limits: OomRisk, *, near: float
         return None
     middle = median(course.last for course in courses)
     return Risk(stage=stage, role=_role(courses, stage), why="near", courses=_fullest(at_risk), middle=middle)
+
+
+def _spike(courses: Sequence[Course], stage: str, limits: OomRisk, *, is_open: bool) -> Risk | None:
+    """Look for moments in generation that reach the end, above what the engine holds all the time."""
+    at_risk = []
+    for course in courses:
+        total = course.gpu.total_bytes or 1
+        pieces = course.gpu.pieces(stage, 2)
+        spikes = [
+            p.peak_bytes is not None and p.peak_bytes >= limits.near_ratio * total and _momentary(p, total, limits)
+            for p in pieces
+        ]
+        if len(spikes) == 2 and (all(spikes) or (is_open and any(spikes))):
+            at_risk.append(course)
+    if not at_risk:
+        return None
+    return Risk(stage=stage, role=_role(courses, stage), why="resume", courses=_fullest(at_risk))
+
+
+def _momentary(piece: Piece, total: float, limits: OomRisk) -> bool:
+    """Say whether a piece's peak was a moment's: above what samples found, or found by few of them."""
+    if piece.level_bytes is None or piece.peak_bytes is None or piece.used_samples < _SAMPLES:
+        return False
+    above = piece.peak_bytes - piece.level_bytes >= limits.spike_above_gen * total
+    return above or piece.level_samples <= _MOMENT_SHARE * piece.used_samples
 
 
 def _peers(courses: Sequence[Course], stage: str, limits: OomRisk) -> Risk | None:

@@ -16,9 +16,11 @@ from collections.abc import Sequence
 from verl_gpumonitor.diagnosis.history import GpuHistory, History
 from verl_gpumonitor.diagnosis.rule import TRAINING, Cadence, Case, Open, Rule, Verdict, finding, gib, subject
 from verl_gpumonitor.diagnosis.thresholds import RolloutMemory, Thresholds
-from verl_gpumonitor.diagnosis.work import GEN
+from verl_gpumonitor.diagnosis.work import GEN, OTHER
+from verl_gpumonitor.model.findings import Evidence
 
 REASON = "RolloutMemoryNotReleased"
+_SHARE = re.compile(r"rollout\.gpu_memory_utilization=['\"]?([0-9.]+)")
 _KEEPS_AWAKE = re.compile(r"(?:free_cache_engine|enable_sleep_mode)=['\"]?false", re.IGNORECASE)
 
 
@@ -28,6 +30,12 @@ def rollout_memory(history: History, thresholds: Thresholds, _: Open) -> Verdict
         return []
     cases = []
     for pool, gpus in history.pools().items():
+        if not any(gpu.pod.work.workers_seen for gpu in gpus):
+            # Engines on GPUs of their own never sleep.
+            continue
+        if not any(gpu.engine_bytes for gpu in gpus):
+            cases += _unlisted(history, pool, gpus, thresholds.rollout_memory)
+            continue
         kept = [gpu for gpu in gpus if _keeps(gpu, history, thresholds.rollout_memory)]
         if kept:
             kept.sort(key=lambda gpu: (-asleep(gpu), gpu.uuid))
@@ -44,7 +52,7 @@ def _keeps(gpu: GpuHistory, history: History, limits: RolloutMemory) -> bool:
     awake = gpu.engine_bytes.get(GEN)
     if not awake or not gpu.total_bytes:
         return False
-    trained = max((len(gpu.past.get(stage, ())) for stage in TRAINING), default=0)
+    trained = max((len(gpu.pieces(stage)) for stage in TRAINING), default=0)
     kept = asleep(gpu)
     slept = history.sleeps > 0 or kept < 0.9 * awake
     return (
@@ -53,6 +61,42 @@ def _keeps(gpu: GpuHistory, history: History, limits: RolloutMemory) -> bool:
         and kept >= limits.kept_of_engine * awake
         and kept >= limits.kept_of_gpu * gpu.total_bytes
     )
+
+
+def _unlisted(history: History, pool: str, gpus: Sequence[GpuHistory], limits: RolloutMemory) -> list[Case]:
+    """Judge by what sleep frees of the GPU, where no process is listed, and vLLM's share of the GPU is told."""
+    shares = _SHARE.findall(history.entrypoint)
+    if not shares or not history.sleeps or "rollout.name=vllm" not in history.entrypoint:
+        return []
+    share = float(shares[-1])
+    kept = [gpu for gpu in gpus if _frees_little(gpu, share, limits)]
+    if len(kept) * 2 <= len(gpus):
+        return []
+    worst = kept[0]
+    total = float(worst.total_bytes or 0)
+    message = (
+        f"{subject(kept)}: the rollout engine sleeps and frees less than half of the {gib(share * total)} that"
+        f" gpu_memory_utilization={share:g} gives it; training stages go without the rest"
+    )
+    evidence: Evidence = {"memory_total_bytes": round(total), "engine_bytes": round(share * total)}
+    found = finding(REASON, message, gpus=kept, stage="update_actor", role="rollout", evidence=evidence)
+    return [Case(key=pool, finding=found)]
+
+
+def _frees_little(gpu: GpuHistory, share: float, limits: RolloutMemory) -> bool:
+    """Compare generation with the emptiest moment between stages, in three steps."""
+    awake = {p.step: p.level_bytes for p in gpu.pieces(GEN, 4)}
+    freed = [
+        awake_bytes - p.floor_bytes
+        for p in gpu.pieces(OTHER, 4)
+        if p.step > 0 and (awake_bytes := awake.get(p.step)) is not None and p.floor_bytes is not None
+    ]
+    if len(freed) < 3 or not gpu.total_bytes or not 0 < share <= 1:
+        return False
+    reserved = share * gpu.total_bytes
+    # Of an engine that never held its share there is nothing to free.
+    held = min(size for size in awake.values() if size is not None)
+    return held >= 0.8 * reserved and max(freed) < limits.freed_of_reserved * reserved
 
 
 def _case(pool: str, gpus: Sequence[GpuHistory]) -> Case:

@@ -9,7 +9,7 @@ MIG does not give.
 """
 
 from verl_gpumonitor.diagnosis.history import GpuHistory, History, PodHistory
-from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, finding, subject
+from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, duration, finding, subject
 from verl_gpumonitor.diagnosis.thresholds import Telemetry, Thresholds
 from verl_gpumonitor.diagnosis.xids import LOST
 
@@ -28,6 +28,27 @@ def telemetry_partial(history: History, thresholds: Thresholds, _: Open) -> Verd
         if _silent(history, pod) > 2 * GAP_INTERVALS * 2.0:
             continue
         cases += _of_pod(history, pod, limits)
+    return [*cases, *_sources_gone(history, limits)]
+
+
+def _sources_gone(history: History, limits: Telemetry) -> list[Case]:
+    """Report values of the host, and words of stages, that came and come no more while GPUs are still heard."""
+    cases = []
+    for pod in history.pods.values():
+        host = pod.last_host
+        if host is None or pod.ended or pod.last_gpu_t is None or history.t - pod.last_gpu_t > 30.0:
+            continue
+        if history.t - host.t >= 3 * limits.silent_seconds:
+            text = f"Pod {pod.name}: values of its host memory came and come no more"
+            cases.append(_case(pod, "host", text, [], {"missing": "host memory"}))
+    step = history.usual_step_seconds()
+    if history.told_t is None or step is None or history.over:
+        return cases
+    working = [gpu for gpu in history.gpus.values() if gpu.worked_t is not None and history.t - gpu.worked_t < 30.0]
+    if working and history.t - history.told_t >= max(limits.stages_silent_seconds, 8 * step):
+        pod = working[0].pod
+        text = f"Nobody has told for {duration(history.t - history.told_t)} which stage runs, while GPUs go on working"
+        cases.append(_case(pod, "stages", text, [], {"missing": "stages"}))
     return cases
 
 

@@ -36,7 +36,7 @@ def _worst(gpu: GpuHistory, limits: Throttling, *, is_open: bool) -> Piece | Non
     ratio = limits.ratio * (0.7 if is_open else 1.0)
     held = []
     for stage, past in gpu.past.items():
-        last = list(past)[-(limits.steps + 1) :]
+        last = past.last(limits.steps + 1)
         over = [p for p in last if _over(p, ratio, limits.seconds)]
         held += over[-1:] if len(over) >= limits.steps else []
         live = gpu.now.get(stage)

@@ -38,8 +38,9 @@ from verl_gpumonitor.model.history import Piece
 REASON = "Imbalance"
 MEMORY, UTILIZATION, TIME = "memory", "utilization", "time"
 _LEAST_SECONDS = 5.0
-_LEAST_SAMPLES = 5
-"""A shorter stage has too few samples to compare by."""
+"""A shorter stage cannot be compared."""
+_LEAST_SAMPLES = 3
+"""Nor can the load of one that has fewer samples."""
 _COMPARED = TRAINING | {GEN, "other", "unknown"}
 
 
@@ -96,8 +97,7 @@ def _columns(
     by_step: dict[int, dict[GpuHistory, float]] = {}
     for gpu in gpus:
         for piece in gpu.pieces(stage, steps + 1):
-            least = max(_LEAST_SECONDS, _LEAST_SAMPLES * gpu.interval)
-            known = value(gpu, piece) if piece.seconds >= least else None
+            known = value(gpu, piece) if piece.seconds >= _LEAST_SECONDS else None
             if known is not None:
                 by_step.setdefault(piece.step, {})[gpu] = known
     last = [by_step[step] for step in sorted(by_step)][-steps:]
@@ -127,7 +127,7 @@ def _seconds(gpu: GpuHistory, stage: str) -> float:
 
 
 def _role(gpu: GpuHistory, stage: str) -> str:
-    return gpu.past[stage][-1].role
+    return gpu.past[stage].role
 
 
 def _memory(history: History, gpus: Sequence[GpuHistory], stage: str, limits: Imbalance) -> Odd | None:
@@ -144,11 +144,26 @@ def _peak_ratio(gpu: GpuHistory, piece: Piece) -> float | None:
 
 
 def _load(gpus: Sequence[GpuHistory], stage: str, limits: Imbalance) -> Odd | None:
-    steps = limits.gen_steps if stage == GEN else limits.steps
-    columns = _columns(gpus, stage, lambda _, piece: piece.utilization, steps)
+    apart = limits.utilization_difference
+    if stage != GEN:
+        return _load_in(gpus, stage, limits, limits.steps, lambda value, middle: abs(value - middle) >= apart)
+    # The last long answers keep some GPU busy after the others; that one is left without work is another thing.
+    idle = _load_in(gpus, stage, limits, limits.steps, lambda value, middle: middle - value >= apart)
+    return idle or _load_in(gpus, stage, limits, limits.gen_steps, lambda value, middle: value - middle >= apart)
+
+
+def _utilization(gpu: GpuHistory, piece: Piece) -> float | None:
+    """Return the piece's load, if it had samples enough to tell it."""
+    return piece.utilization if piece.known_seconds >= _LEAST_SAMPLES * gpu.interval else None
+
+
+def _load_in(
+    gpus: Sequence[GpuHistory], stage: str, limits: Imbalance, steps: int, odd: Callable[[float, float], bool]
+) -> Odd | None:
+    columns = _columns(gpus, stage, _utilization, steps)
     if not columns or min(max(column.values()) for column in columns) < limits.utilization_busy:
         return None
-    found = _always_odd(columns, lambda value, middle: abs(value - middle) >= limits.utilization_difference)
+    found = _always_odd(columns, odd)
     return None if found is None else _odd(UTILIZATION, stage, found, columns)
 
 
@@ -188,8 +203,29 @@ def _time(history: History, pool: str, stage: str, limits: Imbalance) -> Odd | N
     def slow(value: float, middle: float) -> bool:
         return value >= limits.time_factor * middle and value - middle >= limits.time_seconds
 
-    found = _always_odd(columns, slow)
+    found = _always_odd(columns, slow) or _slow_pods(columns, slow)
     return None if found is None else _odd(TIME, stage, found, columns)
+
+
+def _slow_pods(
+    columns: Sequence[Mapping[GpuHistory, float]], slow: Callable[[float, float], bool]
+) -> tuple[list[GpuHistory], float] | None:
+    """Compare whole pods, as a slow node slows all its ranks: too many to be odd by themselves."""
+    always: set[str] | None = None
+    for column in columns:
+        by_pod: dict[str, list[float]] = {}
+        for gpu, seconds in column.items():
+            by_pod.setdefault(gpu.pod.name, []).append(seconds)
+        typical = {pod: median(times) or 0.0 for pod, times in by_pod.items()}
+        middle = median(typical.values()) or 0.0
+        now = {pod for pod, seconds in typical.items() if slow(seconds, middle)}
+        if not few(list(now), list(typical)):
+            return None
+        always = now if always is None else always & now
+    last = columns[-1]
+    gpus = [gpu for gpu in last if gpu.pod.name in (always or ())]
+    usual = median(seconds for gpu, seconds in last.items() if gpu not in gpus)
+    return (sorted(gpus, key=lambda gpu: (-last[gpu], gpu.uuid)), usual or 0.0) if gpus else None
 
 
 def _finding(odd: Odd) -> Finding:
