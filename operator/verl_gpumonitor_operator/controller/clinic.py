@@ -1,0 +1,344 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""The stage-aware diagnosis of all running workloads: who is followed how far, and what is thought of each. Pure.
+
+Room is bounded: finished pieces of steps are what takes memory, so that they have a budget over all workloads. Large
+ones are followed by two GPUs of each pod, or not at all, which is said; the simple rules look at those all the same.
+Advice takes milliseconds, and is asked for when a problem is new or its evidence has changed notably.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import msgspec
+
+from verl_gpumonitor.advice import advise
+from verl_gpumonitor.advice.present import context_at
+from verl_gpumonitor.diagnosis.health import REASONS
+from verl_gpumonitor.diagnosis.thresholds import Thresholds
+from verl_gpumonitor.model.findings import Advice, Finding, Scope
+from verl_gpumonitor.model.report import Report
+from verl_gpumonitor_operator.settings import SettingsError
+
+from .launch import Command
+from .patient import Follows, Patient
+from .workloads import PodTrack, Workload
+
+BUDGET_PIECES: Final = 400_000
+"""Pieces of finished steps that are kept of all workloads; 56 bytes each, and as much again around them."""
+STAGES: Final = 8
+"""Stages of a usual step."""
+DEEP: Final = 24
+SHALLOW: Final = 12
+"""Steps that are remembered: rules that look farthest want eight, and some that are not like the others."""
+JUDGE_SECONDS: Final = 5.0
+GPUS_PER_JUDGE_SECOND: Final = 100.0
+"""A job of 1,000 GPUs is judged each 10 s."""
+REPEAT_SECONDS: Final = 1800.0
+"""While a problem lasts, its Event is counted again so often: Events are kept for an hour."""
+ADVICE_SECONDS: Final = 60.0
+NOTABLE: Final = 0.1
+"""Evidence that changed by a tenth may lead to other values."""
+RESUMED: Final = "*"
+RESUMED_STEPS: Final = 10
+RESUMED_SECONDS: Final = 3600.0
+PROMPT_SECONDS: Final = 600.0
+"""After a restart, problems that are seen at once are waited for so long, others for ten steps, or an hour."""
+PROMPT: Final = frozenset(("Hang", "HostMemoryRisk", "SharedMemoryRisk", "ForeignProcess", "LeftoverMemory"))
+FAULTS: Final = frozenset(("GPUFault", "ApplicationFault"))
+"""Judged from the reports of all GPUs, and in the engine only to explain others."""
+UNKNOWN_WHY: Final[Mapping[str, tuple[str, str]]] = {
+    "early": ("TooEarly", "No whole step, or two minutes where no steps are told, has been seen yet."),
+    "none": ("NotFollowed", "There is no room to follow the steps of this job; its GPUs are judged as they are now."),
+    "throttled": ("NotMeasured", "The reports do not say why clocks are held down."),
+    "host": ("NoHostMemory", "Nobody tells the host memory of the job's pods."),
+    "foreign": ("NoProcessLists", "The reports do not list processes; only memory from before the job can be seen."),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """A problem that is open."""
+
+    key: tuple[str, str]
+    """Reason, and what tells problems of one reason apart."""
+    finding: Finding
+    """With its advice."""
+    since: float
+    """Unix seconds."""
+
+    @property
+    def reason(self) -> str:
+        """Its reason."""
+        return self.finding.reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opinion:
+    """What the diagnosis thinks of a workload now."""
+
+    staged: bool = False
+    """Stages are known, so that the simple rules have nothing to add."""
+    open: Sequence[Found] = ()
+    raised: Sequence[Found] = ()
+    """New since the last look."""
+    repeated: Sequence[Found] = ()
+    """Long open; to be counted once more."""
+    unknown: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Type of condition -> reason and message, where nothing can be said as long as nothing is found."""
+    coverage: Mapping[str, object] | None = None
+    """`status.dataQuality.diagnosis`."""
+
+
+NOT_SEEN: Final = Opinion()
+
+
+@dataclass(kw_only=True, slots=True)
+class Advised:
+    """Advice that was given, and on what."""
+
+    finding: Finding
+    at: float
+    advice: tuple[Advice, ...]
+
+
+@dataclass(kw_only=True, slots=True)
+class Case:
+    """One workload and what was told of it."""
+
+    patient: Patient
+    thresholds: Thresholds
+    resumed: dict[str, str]
+    """Reason -> message of problems from before a restart that were not judged yet."""
+    told: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Open problems -> when they were told last."""
+    advised: dict[tuple[str, str], Advised] = field(default_factory=dict)
+    opinion: Opinion = NOT_SEEN
+
+
+def thresholds_of(given: Mapping[str, object], base: Thresholds | None = None) -> Thresholds:
+    """Return thresholds with those that are given. Raises SettingsError, whose text names the field and the bound."""
+    merged = msgspec.to_builtins(base or Thresholds())
+    for group, values in given.items():
+        known = merged.get(group)
+        merged[group] = {**known, **values} if isinstance(known, dict) and isinstance(values, Mapping) else values
+    try:
+        return msgspec.convert(merged, Thresholds)
+    except msgspec.ValidationError as error:
+        raise SettingsError(str(error)) from error
+
+
+class Clinic:
+    """All workloads under diagnosis. A `ReportObserver`; used from one event loop."""
+
+    def __init__(
+        self,
+        *,
+        interval_seconds: float,
+        thresholds: Thresholds | None = None,
+        budget_pieces: int = BUDGET_PIECES,
+    ) -> None:
+        self._interval = interval_seconds
+        self.thresholds = thresholds or Thresholds()
+        self._budget = budget_pieces
+        self._cases: dict[str, Case] = {}
+        self._resumed: dict[str, dict[str, str]] = {}
+
+    # Who is followed
+
+    @property
+    def pieces(self) -> int:
+        """Room that is taken."""
+        return sum(case.patient.gpus * STAGES * case.patient.depth for case in self._cases.values())
+
+    def __len__(self) -> int:
+        return len(self._cases)
+
+    def _admit(self, workload: Workload) -> tuple[Follows, int]:
+        """Say how a workload is followed: deeply while there is room, by two GPUs of a pod when there is little."""
+        sizes = [track.record.gpus_requested for track in workload.pods() if track.record.gpus_requested > 0]
+        gpus, pods, taken = max(sum(sizes), workload.job.gpus_requested or 0), max(1, len(sizes)), self.pieces
+        for follows, depth, wanted, share in (
+            (Follows.ALL, DEEP, gpus, 0.5),
+            (Follows.ALL, SHALLOW, gpus, 0.75),
+            (Follows.SOME, SHALLOW, 2 * pods, 1.0),
+        ):
+            if taken + wanted * STAGES * depth <= share * self._budget:
+                return follows, depth
+        return Follows.NONE, SHALLOW
+
+    def report(self, workload: Workload, track: PodTrack, report: Report, at: float) -> None:
+        """Take a report that was counted for a workload. A `ReportObserver`."""
+        if workload.job.ended or workload.gone_at is not None:
+            return
+        uid = workload.job.uid
+        case = self._cases.get(uid)
+        if case is None:
+            if track.record.gpus_requested == 0 and not report.gpus:
+                return
+            case = self._cases[uid] = self._new(workload, at)
+        patient = case.patient
+        room = (self._budget - self.pieces) // (STAGES * patient.depth)
+        patient.take(workload, track, report, at, room=room)
+
+    def _new(self, workload: Workload, at: float) -> Case:
+        follows, depth = self._admit(workload)
+        patient = Patient(
+            workload,
+            follows=follows,
+            depth=depth,
+            interval_seconds=self._interval,
+            thresholds=self.thresholds,
+            began=at,
+        )
+        return Case(patient=patient, thresholds=self.thresholds, resumed=self._resumed.pop(workload.job.uid, {}))
+
+    def resume(self, uid: str, reasons: Mapping[str, str]) -> None:
+        """Go on with problems that are open already: reason -> message. They are not told again."""
+        own = {reason: text for reason, text in reasons.items() if reason in REASONS and reason not in FAULTS}
+        case = self._cases.get(uid)
+        if case is None:
+            self._resumed[uid] = own
+            return
+        known = {key[0] for key in case.told}
+        case.resumed.update({reason: text for reason, text in own.items() if reason not in known})
+
+    def forget(self, uid: str) -> None:
+        """Forget a workload."""
+        self._cases.pop(uid, None)
+        self._resumed.pop(uid, None)
+
+    # What is thought of them
+
+    def look(
+        self, workload: Workload, *, command: Command | None, thresholds: Thresholds | None, phase: str, now: float
+    ) -> Opinion:
+        """Return what is thought of a workload that runs. `thresholds`: its own, where somebody set them."""
+        case = self._cases.get(workload.job.uid)
+        if case is None:
+            return NOT_SEEN
+        patient = case.patient
+        self._set(case, thresholds or self.thresholds)
+        patient.launched(command)
+        tracks = {track.record.name: track.record for track in workload.pods()}
+        patient.keep(set(tracks))
+        for record in tracks.values():
+            patient.container(record, now)
+        every = max(JUDGE_SECONDS, patient.gpus / GPUS_PER_JUDGE_SECOND)
+        if not patient.judge(now, phase=phase, every_seconds=every) and case.opinion is not NOT_SEEN:
+            case.opinion = replace(case.opinion, raised=(), repeated=())
+            return case.opinion
+        case.opinion = self._opinion(case)
+        return case.opinion
+
+    def _set(self, case: Case, thresholds: Thresholds) -> None:
+        if thresholds != case.thresholds:
+            case.thresholds = thresholds
+            case.patient.diagnosis.change(thresholds)
+
+    def _opinion(self, case: Case) -> Opinion:
+        patient = case.patient
+        t = patient.history.t
+        tracked = {key: one for key, one in patient.diagnosis.open_by_key.items() if key[0] not in FAULTS}
+        reasons = {key[0] for key in tracked} | set(case.resumed)
+        found = [
+            Found(
+                key=key,
+                finding=self._with_advice(case, key, one.finding, reasons),
+                since=patient.began + one.first_seen,
+            )
+            for key, one in tracked.items()
+        ]
+        raised = [one for one in found if one.key not in case.told and one.reason not in case.resumed]
+        repeated = [one for one in found if t - case.told.get(one.key, t) >= REPEAT_SECONDS]
+        self._note(case, found, {one.key for one in (*raised, *repeated)}, t)
+        return Opinion(
+            staged=patient.history.staged and patient.follows is not Follows.NONE,
+            open=(*found, *_resumed(case)),
+            raised=raised,
+            repeated=repeated,
+            unknown=_unknown(patient),
+            coverage=_coverage(patient),
+        )
+
+    def _note(self, case: Case, found: Iterable[Found], told: set[tuple[str, str]], t: float) -> None:
+        keys = {one.key for one in found}
+        case.told = {key: t if key in told else case.told.get(key, t) for key in keys}
+        case.advised = {key: value for key, value in case.advised.items() if key in keys}
+        now = {key[0] for key in keys}
+        case.resumed = {
+            reason: text
+            for reason, text in case.resumed.items()
+            if reason not in now and not _would_be_seen(case.patient, reason, t)
+        }
+
+    def _with_advice(self, case: Case, key: tuple[str, str], finding: Finding, reasons: set[str]) -> Finding:
+        known, t = case.advised.get(key), case.patient.history.t
+        if known is None or _notable(known, finding, t):
+            advice = advise(finding, context_at(case.patient.diagnosis, reasons))
+            known = case.advised[key] = Advised(finding=finding, at=t, advice=advice)
+        return msgspec.structs.replace(finding, advice=known.advice)
+
+
+def _resumed(case: Case) -> list[Found]:
+    return [
+        Found(
+            key=(reason, RESUMED),
+            finding=Finding(reason=reason, severity=REASONS[reason].severity, scope=Scope(), message=message),
+            since=case.patient.began,
+        )
+        for reason, message in case.resumed.items()
+    ]
+
+
+def _would_be_seen(patient: Patient, reason: str, t: float) -> bool:
+    """Say whether a problem from before a restart would have been found again by now."""
+    if reason in PROMPT:
+        return t >= PROMPT_SECONDS
+    return patient.history.step >= RESUMED_STEPS or t >= RESUMED_SECONDS
+
+
+def _notable(known: Advised, finding: Finding, t: float) -> bool:
+    before = known.finding
+    if (before.severity, before.scope.stage) != (finding.severity, finding.scope.stage):
+        return True
+    return t - known.at >= ADVICE_SECONDS and _changed(before.evidence, finding.evidence)
+
+
+def _changed(before: Mapping[str, object], after: Mapping[str, object]) -> bool:
+    if before.keys() != after.keys():
+        return True
+    for name, value in after.items():
+        old = before[name]
+        if isinstance(value, int | float) and isinstance(old, int | float):
+            if abs(value - old) > NOTABLE * max(abs(old), 1e-9) and not name.endswith(("_seconds", "seconds_left")):
+                return True
+        elif isinstance(value, str) and value != old:
+            return True
+    return False
+
+
+def _unknown(patient: Patient) -> Mapping[str, tuple[str, str]]:
+    history = patient.history
+    if patient.follows is Follows.NONE:
+        kinds = ("Hung", "Underutilized", "Throttled", "HostMemoryRisk", "ForeignGPUMemory")
+        return dict.fromkeys(kinds, UNKNOWN_WHY["none"])
+    said = {"Throttled": UNKNOWN_WHY["throttled"], "ForeignGPUMemory": UNKNOWN_WHY["foreign"]}
+    if not any(pod.last_host is not None for pod in history.pods.values()):
+        said["HostMemoryRisk"] = UNKNOWN_WHY["host"]
+    if history.step == 0:
+        early = ("Hung", "Underutilized", *(("OOMRisk", "Imbalanced") if history.staged else ()))
+        said.update(dict.fromkeys(early, UNKNOWN_WHY["early"]))
+    return said
+
+
+def _coverage(patient: Patient) -> Mapping[str, object]:
+    message = None
+    if patient.follows is Follows.NONE:
+        message = UNKNOWN_WHY["none"][1]
+    elif patient.follows is Follows.SOME:
+        message = "Of each pod the diagnosis follows the fullest and the idlest GPU, for there is no room for all."
+    elif patient.unfollowed:
+        message = f"{len(patient.unfollowed)} pods are not followed, for there is no room."
+    return {"gpus": patient.gpus, "steps": patient.history.step, "message": message}
