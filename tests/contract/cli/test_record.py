@@ -19,6 +19,7 @@ import simgpu
 
 from tests.contract.cli.conftest import Host
 from tests.contract.sidecar.ray import Ray
+from verl_gpumonitor.cli.recording.ray import RayWatch
 from verl_gpumonitor.cli.recording.recorder import Recorder, Sources
 from verl_gpumonitor.cli.records import open_run
 from verl_gpumonitor.model.samples import NodeSample
@@ -246,6 +247,20 @@ def test_tasks_and_the_job_come_from_rays_dashboard(host: Host, ray: Ray, tmp_pa
         (UPDATE, "end", 4711, 2),
     ]
     assert [line.phase for line in records if isinstance(line, JobLine)][-1] == "Succeeded"
+
+
+def test_without_a_dashboard_the_agent_tells_names(ray: Ray) -> None:
+    watch = RayWatch("http://127.0.0.1:9", agents=lambda: [ray.url + "/metrics"])
+    recorder = Recorder(Sources(node=NodeSample, machine=MachineReader(), ray=watch), interval=1.0, pod="h")
+    page = 'ray_component_rss_bytes{Component="ray::%s",SessionName="s"} %d\n'
+    ray.pages["/metrics"] = (page % (UPDATE, 5e9)).encode()
+    watch.turn()
+    written = recorder.turn()
+    assert watch.latest().by == "agent"
+    assert "127.0.0.1:9" in (watch.latest().trouble or "")
+    written += recorder.end("enough")
+    told = [line for line in map(parse_line, written.splitlines()) if isinstance(line, TaskLine)]
+    assert [(line.name, line.state, line.pid) for line in told] == [(UPDATE, "begin", None)]
 
 
 def titles_of(pid: int, records: list[Record]) -> list[TitleLine]:

@@ -269,6 +269,35 @@ def test_a_process_that_ends_in_a_stage_has_left_it(proc: Proc) -> None:
     assert titles(processes, 0.5) == [(7, "ray::WorkerDict")]
 
 
+def test_a_process_that_nobody_has_waited_for_has_left_it_too(proc: Proc) -> None:
+    processes = Processes(proc.path)
+    proc.put(7, UPDATE)
+    titles(processes, 0.0)
+    assert processes.sees_ray
+    proc.put(7, "")
+    assert titles(processes, 0.5) == [(7, "ray::WorkerDict")]
+    assert titles(processes, 1.0) == []
+    assert not processes.sees_ray
+
+
+@pytest.mark.parametrize(
+    ("command", "leads"),
+    [
+        ("python3 -m verl.trainer.main_ppo a=b", True),
+        ("/usr/bin/python3.10 -u /opt/verl/trainer/main_ppo.py", True),
+        ("/usr/bin/python3 /usr/bin/torchrun --nproc 8 -m verl.trainer.sft_trainer", True),
+        ("bash -c python3\u00a0-m\u00a0verl.trainer.main_ppo", False),
+        ("vim verl/trainer/main_ppo.py", False),
+        ("python3 -m pip install verl", False),
+    ],
+)
+def test_the_driver_is_known_by_its_command(proc: Proc, command: str, leads: bool) -> None:
+    processes = Processes(proc.path)
+    proc.put(5, command)
+    processes.titles(0.0)
+    assert processes.command == (command if leads else None)
+
+
 def test_a_forked_child_has_its_title_from_its_parent(proc: Proc) -> None:
     processes = Processes(proc.path)
     proc.put(7, UPDATE, parent=3)

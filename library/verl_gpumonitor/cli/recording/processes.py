@@ -7,6 +7,7 @@ these are looked at again seldom, in turns.
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,8 +24,8 @@ RARE_SCANS: Final = 20
 """A process without a title is looked at again once in so many scans."""
 IDLE_SECONDS: Final = 2.5
 """A server of rollouts shows itself idle whenever one of its calls ends: only after so long it is."""
-LEADS: Final = ("verl.trainer.", "verl/trainer/")
-"""What the command line of a verl driver has in it."""
+_LEADS: Final = re.compile(rb"[^\0]*python[^/\0]*\0(?:[^\0]*\0)*?(?:verl\.trainer\.|[^\0]*verl/trainer/)")
+"""Command line of a verl driver: Python with one of verl's trainers, and not a shell or an editor that names one."""
 _RAY: Final = "ray::"
 _MAX_ANCESTORS: Final = 16
 
@@ -79,6 +80,11 @@ class Processes:
         found += [self._look_at(pid, now, ray=ray) for pid in due]
         return [title for title in found if title is not None]
 
+    @property
+    def sees_ray(self) -> bool:
+        """Whether any process has a title of Ray's."""
+        return any(process.raw.startswith(_RAY.encode()) for process in self._titled.values())
+
     def largest(self, count: int) -> list[HostProcess]:
         """Return the processes with most resident memory, the largest first."""
         sizes = [(pages, pid) for pid in self._pids() if (pages := self._resident_pages(pid))]
@@ -117,7 +123,9 @@ class Processes:
         return self._tell(pid, process, parse_title(raw), now, ray=ray)
 
     def _tell(self, pid: int, process: _Titled, title: str, now: float, *, ray: bool) -> NewTitle | None:
-        if title.startswith(_RAY) and not ray:
+        if not title:
+            title = _idle(process.said)  # It has ended, and its parent has not heard of it yet.
+        elif title.startswith(_RAY) and not ray:
             title = _idle(title)
         if _works(title):
             process.idle_since = None
@@ -139,7 +147,7 @@ class Processes:
 
     def _meet_other(self, pid: int, raw: bytes) -> None:
         self._others.add(pid)
-        if self.command is None and any(lead.encode() in raw for lead in LEADS):
+        if self.command is None and _LEADS.match(raw):
             text = self._read(pid, "cmdline", MAX_COMMAND).rstrip(b"\0 ").replace(b"\0", b" ")
             self.command = redact(text.decode("utf-8", "replace"))
 

@@ -207,6 +207,8 @@ class RayWatch:
         self._news = RayNews()
         self._heard = {"state": float("-inf"), "agent": float("-inf")}
         self._jobs_due = self._agent_due = self._state_due = 0.0
+        self.agent_wanted = True
+        """Whether names of the agent are of use; titles of processes are better, and cost the agent nothing."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpumon-ray", daemon=True)
 
@@ -232,7 +234,7 @@ class RayWatch:
         trouble = self._ask_state(time.monotonic())
         now = time.monotonic()
         by = next((name for name in ("state", "agent") if now - self._heard[name] < SILENT_SECONDS), None)
-        if by != "state" and now >= self._agent_due:
+        if by != "state" and self.agent_wanted and now >= self._agent_due:
             self._agent_due = now + AGENT_SECONDS
             by = self._ask_agent(now) or by
         if now >= self._jobs_due:

@@ -176,8 +176,12 @@ class Recorder:
             self._sources.ray.hint()
 
     def _look_at_ray(self) -> None:
-        news = self._news()
-        told = news.by == "state" or (news.by == "agent" and self._sources.processes is None)
+        ray, processes = self._sources.ray, self._sources.processes
+        if ray is None:
+            return
+        ray.agent_wanted = processes is None or not processes.sees_ray
+        news = ray.latest()
+        told = news.by == "state" or (news.by == "agent" and ray.agent_wanted)
         for change in self._tasks.look(news.running if told else (), self._wall()):
             interval = change.interval
             self._add(
