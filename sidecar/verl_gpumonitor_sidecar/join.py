@@ -46,6 +46,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
     gpus_requested: int
     sample_interval_seconds: float = 1.0
+    gpus_shared: bool = False
+    """What is requested are parts of GPUs: that as many are seen as are requested then proves nothing."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +124,7 @@ def _decide_ownership(before: Memory, inputs: Inputs, terms: Terms) -> Memory:
     node, agent = inputs.node, inputs.agent
     evidence = Evidence(
         requested=terms.gpus_requested,
-        visible=_visible(node),
+        visible=None if terms.gpus_shared else _visible(node),
         ray_agent=[gpu.uuid for gpu in agent.gpus] if agent else None,
         ray_head=inputs.relayed_uuids,
         marks=inputs.marked_uuids,

@@ -136,7 +136,11 @@ class Sidecar:
         self._stages = self._make_stage_watch()
         self._ray = self._make_ray_watch()
         self._loop = Loop(
-            Terms(gpus_requested=found.gpus_requested, sample_interval_seconds=found.sample_interval_seconds),
+            Terms(
+                gpus_requested=found.gpus_requested,
+                sample_interval_seconds=found.sample_interval_seconds,
+                gpus_shared=found.gpus_shared,
+            ),
             node=self._sampler,
             ray=self._ray,
             stages=self._stages,

@@ -69,6 +69,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: no Ray node, so Ray is not asked."""
     shared_processes: bool = False
     """The pod shares its process namespace."""
+    gpus_shared: bool = False
+    """The requested GPUs are shares or slices of GPUs, so that their number says nothing of whose a whole one is."""
     shm_path: str = ""
     """Where the pod's own /dev/shm volume is mounted; empty: it has none."""
     report_interval_seconds: Annotated[float, Meta(ge=0.1, le=600)] = 15.0
@@ -112,6 +114,7 @@ _VARIABLES: Final = {
     "gpus_requested": wiring.ENV_GPUS_REQUESTED,
     "ray_node_type": wiring.ENV_RAY_NODE_TYPE,
     "shared_processes": wiring.ENV_SHARED_PROCESSES,
+    "gpus_shared": wiring.ENV_GPUS_SHARED,
     "shm_path": wiring.ENV_SHM_PATH,
     "report_interval_seconds": wiring.ENV_REPORT_INTERVAL,
     "sample_interval_seconds": wiring.ENV_SAMPLE_INTERVAL,

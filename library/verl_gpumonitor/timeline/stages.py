@@ -217,9 +217,9 @@ class StageTimeline:
         shares: dict[str, list[Share]] = {job: [] for job in jobs}
         lines = _lines(by_own, spans, POD, jobs)
         for piece in self._pod.ready(until):
-            for share in _apart(lines, piece, "").values():
-                for each in share:
-                    _credit(self._pod_totals, each)
+            for found in _apart(lines, piece, "").values():
+                for share in found:
+                    _credit(self._pod_totals, share)
             for job, line in lines.items():
                 pod[job].extend(share.part for share in line.split(piece, ""))
         for uuid, gpu in self._gpus.items():

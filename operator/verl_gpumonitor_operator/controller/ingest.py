@@ -33,6 +33,7 @@ from verl_gpumonitor.model.report import (
     decode_report,
     encode,
 )
+from verl_gpumonitor.model.stages import StageSource
 
 from .ports import AcceptResult, CaBundle, PodDirectory, PodIdentity, PodRecord, Readiness, ReportSink
 from .rates import KeyedBuckets, Rate
@@ -218,7 +219,9 @@ class ReportService:
         self._live(identity)
         report = _decoded(await self._body(incoming))
         # The pod may have ended while the body was on its way.
-        _check_claims(report, identity, self._live(identity))
+        pod = self._live(identity)
+        _check_claims(report, identity, pod)
+        report = _without_hearsay(report, pod)
         return self._reply(identity, report, self._sink.accept(identity, report, self._clock()))
 
     async def _identify(self, authorization: str | None) -> PodIdentity:
@@ -305,14 +308,27 @@ def _check_claims(report: Report, identity: PodIdentity, pod: PodRecord) -> None
     """Refuse what this pod may not say: anything as another pod, and anything of others unless it is a Ray head."""
     if (report.pod.namespace, report.pod.name, report.pod.uid) != (identity.namespace, identity.name, identity.uid):
         raise RefusedError(403, "the report names another pod than the token")
-    of_others = report.ray_nodes or report.cluster_stages is not None or report.ray_jobs
-    if of_others and not is_ray_head(pod):
+    if (report.ray_nodes or report.ray_jobs) and not is_ray_head(pod):
         raise RefusedError(403, "only the head of a Ray cluster may speak of other nodes and of the cluster's jobs")
 
 
+def _without_hearsay(report: Report, pod: PodRecord) -> Report:
+    """Return the report without stages of other nodes that this pod cannot know; its own numbers count all the same.
+
+    A head asks Ray. On any other pod of a RayCluster verl's driver may run, whose marks hold for every node.
+    """
+    told = report.cluster_stages
+    if told is None or is_ray_head(pod) or (told.source is StageSource.MARKS and is_ray_node(pod)):
+        return report
+    return msgspec.structs.replace(report, cluster_stages=None)
+
+
+def is_ray_node(pod: PodRecord) -> bool:
+    """Whether a pod is a node of a RayCluster: made by one, not merely labelled so."""
+    owner = pod.owner
+    return owner is not None and owner.kind == "RayCluster" and owner.api_version.startswith("ray.io/")
+
+
 def is_ray_head(pod: PodRecord) -> bool:
-    """Whether a pod is the head of a RayCluster: made by one, not merely labelled so."""
-    by_cluster = (
-        pod.owner is not None and pod.owner.kind == "RayCluster" and pod.owner.api_version.startswith("ray.io/")
-    )
-    return by_cluster and pod.labels.get(RAY_NODE_TYPE_LABEL) == "head"
+    """Whether a pod is the head of a RayCluster."""
+    return is_ray_node(pod) and pod.labels.get(RAY_NODE_TYPE_LABEL) == "head"

@@ -43,6 +43,9 @@ LOOK_AGAIN_SECONDS: Final = 10.0
 GPUS_PER_SECOND: Final = 6000.0
 RETENTION_CHECK_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 10.0
+LATE_STEPS_SECONDS: Final = 90.0
+"""So long after a job's end its pods may still tell of it: samples wait 60 s for their stage, and a last step is one
+once nothing has followed it for half a minute."""
 """After a write that failed."""
 REMEMBER_SECONDS: Final = 10.0
 TERMINAL: Final = (Phase.SUCCEEDED.value, Phase.FAILED.value, Phase.STOPPED.value)
@@ -140,6 +143,7 @@ class Reconciler:
             silence_seconds=max(settings.controller.not_reporting_seconds, 2 * interval),
         )
         self._settle_seconds = 2 * interval + 5
+        self._late_seconds = max(self._settle_seconds, LATE_STEPS_SECONDS)
         self.times = ReconcileTimes()
 
     # What arrives
@@ -648,8 +652,9 @@ class Reconciler:
         if not ended or entry.writing or urgency(entry.written, status) is not Urgency.NONE:
             return
         since = workload.ended_at if workload.ended_at is not None else now
-        if now - since >= self._settle_seconds or not any(True for _ in workload.pods()):
+        if now - since >= self._late_seconds or not any(True for _ in workload.telling_pods()):
             entry.finished = True
+            workload.forget_left()
             entry.restored = False
             self._ledgers.drop(workload.job.uid)
             self._forget_if_gone(workload, entry)

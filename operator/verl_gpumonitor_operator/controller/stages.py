@@ -152,7 +152,7 @@ def _pools(workload: Workload, fresh: Sequence[PodTrack]) -> list[PoolNow]:
 
 
 def _pace(workload: Workload) -> Pace:
-    pods = [track for track in workload.pods() if track.record.gpus_requested > 0 and not track.record.deleting]
+    pods = [track for track in workload.telling_pods() if track.record.gpus_requested > 0 and not track.record.deleting]
     pools: dict[str, list[PodTrack]] = {}
     for track in pods:
         if track.telemetry is not None:

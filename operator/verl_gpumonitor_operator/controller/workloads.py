@@ -20,7 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from verl_gpumonitor.model.marks import EVERY_NODE
-from verl_gpumonitor.model.report import PodStages, RayJobInfo, Report
+from verl_gpumonitor.model.report import ClusterStages, PodStages, RayJobInfo, Report
+from verl_gpumonitor.model.stages import StageSource
 
 from .jobs import JobKind, JobSeen
 from .ledger import PodLedger, total_of
@@ -37,6 +38,8 @@ WINDOW_SECONDS: Final = 60.0
 """Load is judged over this time, by differences of counters."""
 LATE_SECONDS: Final = 120.0
 """A report that comes so much later than the job's end says nothing of the time before it."""
+DRIVER_SECONDS: Final = 45.0
+"""A driver that has marked nothing for longer leaves it to what the head says."""
 GROUP_KINDS: Final = (JobKind.RAY_CLUSTER.value, JobKind.PYTORCH_JOB.value)
 HEAD: Final = "head"
 
@@ -146,6 +149,8 @@ class PodGroup:
     """GPUs by node IP, as the head's dashboard lists them."""
     relay: ClusterRelay = field(default_factory=ClusterRelay)
     """Stages of the cluster's nodes, as the head says them."""
+    driver: ClusterRelay = field(default_factory=ClusterRelay)
+    """The same, as the driver marks it in a pod that is not the head."""
     same_addresses: bool = False
     """The head calls its nodes by the IPs that their pods have."""
     ray_jobs: tuple[RayJobInfo, ...] = ()
@@ -154,6 +159,8 @@ class PodGroup:
     """Uid of the workload that it counts for; None while that is not known."""
     borrowers: set[str] = field(default_factory=set)
     """Uids of RayJobs that run in this RayCluster without owning it."""
+    leavers: set[str] = field(default_factory=set)
+    """Uids of those that have ended, whose last stages and steps are still being told."""
 
     @property
     def key(self) -> GroupKey:
@@ -174,6 +181,11 @@ class PodGroup:
         if report.ray_jobs:
             self.ray_jobs = tuple(report.ray_jobs)
 
+    def hear_driver(self, said: ClusterStages, received_at: float) -> None:
+        """Take what the driver marks, from whichever pod it runs in."""
+        if said.source is StageSource.MARKS:
+            self.driver.take(said, received_at)
+
     def gpus_of(self, pod: PodRecord) -> tuple[str, ...] | None:
         """Return the pod's GPUs as the head names them.
 
@@ -189,12 +201,21 @@ class PodGroup:
         None while it says nothing, of pods that share an IP, and while it has called none of our pods by the IP that
         we know: its silence about one of them would then mean nothing.
         """
+        marked = self._marked(pod, now=now)
+        if marked is not None:
+            return marked
         named = self.relay.named
         if pod.pod_ip is None or not named or not self._alone_at(pod.pod_ip):
             return None
         self.same_addresses = self.same_addresses or any(track.record.pod_ip in named for track in self.pods.values())
         means = self.same_addresses or EVERY_NODE in self.relay.nodes
         return self.relay.word_for(pod.pod_ip, now=now) if means else None
+
+    def _marked(self, pod: PodRecord, *, now: float) -> PodStages | None:
+        """Return what the driver says of every pod; None while it has been silent for a while."""
+        if now - self.driver.heard_at > DRIVER_SECONDS or EVERY_NODE not in self.driver.nodes:
+            return None
+        return self.driver.word_for(pod.pod_ip or "", now=now)
 
     def _alone_at(self, ip: str) -> bool:
         return sum(1 for track in self.pods.values() if track.record.pod_ip == ip and track.record.live) == 1
@@ -222,6 +243,10 @@ class Workload:
     """What a ledger before said of pods that are gone, and what a borrowed cluster did until it was left."""
     base: Totals | None = None
     """Counters of the borrowed cluster when this job began; None while it borrows nothing."""
+    left: PodGroup | None = None
+    """The borrowed cluster after the end: pods tell the last stages and steps of a job half a minute later."""
+    left_base: Totals | None = None
+    """Its counters at the end."""
     restored: dict[str, PodLedger] = field(default_factory=dict)
     """Ledgers from before a restart, by pod uid, whose pods were not seen yet."""
     gone_at: float | None = None
@@ -260,7 +285,7 @@ class Workload:
     def step(self, cycles: int) -> int | None:
         """Return its newest step: verl's own number if a source says it, else how many there were. It never falls."""
         self.most_cycles = max(self.most_cycles, cycles)
-        for track in self.pods():
+        for track in self.telling_pods():
             for job, number in track.steps.highest.items():
                 if self.counts(job):
                     self.highest_step = max(number, self.highest_step or 0)
@@ -277,6 +302,12 @@ class Workload:
         if self.borrowed is not None:
             yield from self.borrowed.pods.values()
 
+    def telling_pods(self) -> Iterator[PodTrack]:
+        """All its live pods, and those of a borrowed cluster that still tell its last stages and steps."""
+        yield from self.pods()
+        if self.left is not None:
+            yield from self.left.pods.values()
+
     def own_pods(self) -> Iterator[PodTrack]:
         """Its live pods without borrowed ones."""
         for group in self.groups.values():
@@ -288,6 +319,8 @@ class Workload:
         parts += [group.totals() for group in self.groups.values()]
         if self.borrowed is not None and self.base is not None:
             parts.append(self._of_borrowed(self.borrowed.totals(), self.base))
+        if self.left is not None and self.left_base is not None:
+            parts.append(self._told_late(self.left.totals(), self.left_base))
         return sum_of(parts)
 
     def _of_borrowed(self, totals: Totals, base: Totals) -> Totals:
@@ -295,16 +328,33 @@ class Workload:
         since = totals.minus(base)
         return replace(since, stages={key: value for key, value in since.stages.items() if self.counts(key.job)})
 
+    def _told_late(self, totals: Totals, base: Totals) -> Totals:
+        """What a cluster has told since the job's end of the time before it: stages that carry the job's name."""
+        stages = totals.minus(base).stages
+        return Totals(stages={key: value for key, value in stages.items() if key.job and self.counts(key.job)})
+
     def leave_borrowed(self) -> None:
-        """Part from the borrowed cluster, and keep what it has done for this job."""
+        """Part from the borrowed cluster, and keep what it has done for this job. What it tells late still counts."""
         if self.borrowed is not None and self.base is not None:
-            self.borrowed.borrowers.discard(self.job.uid)
-            self.folded = self.folded.plus(self._of_borrowed(self.borrowed.totals(), self.base))
+            self.forget_left()
+            group = self.left = self.borrowed
+            group.borrowers.discard(self.job.uid)
+            group.leavers.add(self.job.uid)
+            self.left_base = group.totals()
+            self.folded = self.folded.plus(self._of_borrowed(self.left_base, self.base))
         self.borrowed, self.base = None, None
+
+    def forget_left(self) -> None:
+        """Let go of the cluster that was borrowed: nothing more is to be told."""
+        if self.left is not None and self.left_base is not None:
+            self.left.leavers.discard(self.job.uid)
+            self.folded = self.folded.plus(self._told_late(self.left.totals(), self.left_base))
+        self.left, self.left_base = None, None
 
     def ray_jobs(self) -> tuple[RayJobInfo, ...]:
         """Ray's own list of jobs of the cluster that it runs in, as the head said it last."""
-        groups = [*self.groups.values(), *([self.borrowed] if self.borrowed is not None else [])]
+        borrowed = self.borrowed if self.borrowed is not None else self.left
+        groups = [*self.groups.values(), *([borrowed] if borrowed is not None else [])]
         return next((group.ray_jobs for group in reversed(groups) if group.ray_jobs), ())
 
     def ledger(self) -> WrittenLedger:
@@ -428,6 +478,7 @@ class Workloads:
         if self._by_name.get(key) == uid:
             del self._by_name[key]
         self._borrowing.discard(uid)
+        workload.forget_left()
         for group in workload.groups.values():
             if not group.pods:
                 self._groups.pop(group.key, None)
@@ -488,7 +539,7 @@ class Workloads:
             return
         group.folded = group.folded.plus(track.totals(gone=True))
         self._touch_group(group)
-        if not group.pods and self._workload_of(group) is None and not group.borrowers:
+        if not group.pods and self._workload_of(group) is None and not group.borrowers | group.leavers:
             self._groups.pop(group.key, None)
             self._orphans.discard(group.key)
 
@@ -509,6 +560,8 @@ class Workloads:
         leads = track.is_head and group.kind == JobKind.RAY_CLUSTER
         if leads:
             group.hear(report, received_at)
+        elif report.cluster_stages is not None and group.kind == JobKind.RAY_CLUSTER:
+            group.hear_driver(report.cluster_stages, received_at)
         self._touch_group(group)
         return AcceptResult(
             accepted=counted.accepted,
@@ -590,7 +643,7 @@ class Workloads:
     def _touch_group(self, group: PodGroup) -> None:
         if group.workload in self._workloads:
             self._dirty.add(group.workload)
-        self._dirty |= group.borrowers
+        self._dirty |= group.borrowers | group.leavers
 
     def _borrow(self, workload: Workload) -> None:
         """Join a RayJob with the RayCluster it borrows while it runs, and part them when it has ended."""

@@ -400,7 +400,7 @@ async def test_the_deletion_of_a_job_is_written_once() -> None:
         life.pod()
         await life.reporting(30)
         life.reconciler.job_gone(JobKind.PYTORCH_JOB, "uid-sft")
-        await life.run(60)
+        await life.run(100)
         workload, writes = life.status["workload"], len(life.api.writes)
         assert workload["deletionTime"] == workload["completionTime"]
         await life.run(120)

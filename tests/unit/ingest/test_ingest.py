@@ -188,10 +188,6 @@ async def test_only_a_ray_head_may_name_the_gpus_of_other_nodes() -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        pytest.param(
-            {"cluster_stages": ClusterStages(source=StageSource.RAY_STATE, known_from=1.0, known_until=2.0)},
-            id="the stages of other nodes",
-        ),
         pytest.param({"ray_jobs": [RayJobInfo(submission_id="raysubmit_1")]}, id="the jobs of the cluster"),
     ],
 )
@@ -199,6 +195,29 @@ async def test_only_a_ray_head_may_tell(more: dict[str, object]) -> None:
     rig = Rig()
     assert (await rig.send(encode(msgspec.structs.replace(report(POD), **more)))).status == 403
     assert (await rig.send(encode(msgspec.structs.replace(report(HEAD), **more)), token=rig.head_token)).status == 200
+
+
+WORKER = replace(POD, owner=Owner(api_version="ray.io/v1", kind="RayCluster", name="c", uid="uid-c"))
+
+
+@pytest.mark.parametrize(
+    ("pod", "source", "taken"),
+    [
+        pytest.param(HEAD, StageSource.RAY_STATE, True, id="a head asks Ray"),
+        pytest.param(WORKER, StageSource.MARKS, True, id="verl's driver may run on a worker"),
+        pytest.param(WORKER, StageSource.RAY_STATE, False, id="which knows nothing of others else"),
+        pytest.param(replace(POD, owner=None), StageSource.MARKS, False, id="a pod of no cluster"),
+    ],
+)
+async def test_who_may_tell_the_stages_of_other_nodes(pod: PodRecord, source: StageSource, taken: bool) -> None:
+    """What a pod cannot know is passed over, and its own numbers count all the same."""
+    rig = Rig()
+    rig.pods.put(pod)
+    told = ClusterStages(source=source, known_from=1.0, known_until=2.0)
+    body = encode(msgspec.structs.replace(report(pod), cluster_stages=told))
+    assert (await rig.send(body, token=rig.head_token if pod is HEAD else rig.token)).status == 200
+    (item,) = rig.sink.taken
+    assert (item[1].cluster_stages == told) is taken
 
 
 async def test_what_the_head_says_of_a_pods_stages_is_in_the_answer() -> None:

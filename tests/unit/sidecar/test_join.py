@@ -121,6 +121,14 @@ def test_one_moment(inputs: Inputs, source: str, ownership: str, unavailable: st
     assert (state.source, state.ownership, state.unavailable, uuids(state)) == (source, ownership, unavailable, own)
 
 
+def test_as_many_as_were_asked_for_prove_nothing_where_gpus_are_shared() -> None:
+    terms = Terms(gpus_requested=2, gpus_shared=True)
+    alone = after((10.0, Inputs(node=node(10, "a", "b"))), terms=terms)
+    assert (alone.ownership, alone.unavailable, uuids(alone)) == ("unknown", "OwnershipUnknown", [])
+    named = after((10.0, Inputs(node=node(10, "a", "b"), agent=agent(10, "a", "b"))), terms=terms)
+    assert (named.ownership, uuids(named)) == ("ray-agent", ["a", "b"])
+
+
 def test_a_pod_that_asks_for_none_owns_none_whatever_is_seen() -> None:
     state = after((10.0, Inputs(node=node(10, "a"), agent=agent(10, "a"))), terms=Terms(gpus_requested=0))
     assert (state.source, state.ownership, state.unavailable) == (Source.NONE, Ownership.NONE_REQUESTED, None)

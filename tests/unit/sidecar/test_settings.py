@@ -29,6 +29,7 @@ def test_pod_fields_alone_give_defaults_and_no_reports() -> None:
     assert settings.sample_interval_seconds == 1.0
     assert settings.metrics_port == 9410
     assert settings.report is None
+    assert not settings.gpus_shared
     assert settings.ray_agent_url is None
     assert settings.ray_head_url is None
 
@@ -42,6 +43,7 @@ def test_everything_set() -> None:
             wiring.ENV_NODE_NAME: "node-a",
             wiring.ENV_RAY_NODE_TYPE: "head",
             wiring.ENV_SHARED_PROCESSES: "1",
+            wiring.ENV_GPUS_SHARED: "1",
             wiring.ENV_SHM_PATH: "/shm",
             wiring.ENV_REPORT_INTERVAL: "5",
             wiring.ENV_SAMPLE_INTERVAL: "0.5",
@@ -49,6 +51,7 @@ def test_everything_set() -> None:
         }
     )
     assert settings.shared_processes
+    assert settings.gpus_shared
     assert settings.metrics_port == 0
     assert settings.report is not None
     assert settings.report.address == Address(host="10.0.0.7", port=8443, path="/v1/report")
