@@ -165,10 +165,13 @@ def test_recorded_series_have_data(prometheus: Prometheus, until: float) -> None
 
 
 def test_alerts_of_the_scene_fire(prometheus: Prometheus, until: float) -> None:
+    """The Xid's, and one of those for the controller's findings."""
+
     def firing() -> set[str]:
         return {labels["alertname"] for labels, _ in prometheus.query("ALERTS")}
 
-    wait_for(lambda: {"GPUHardwareXid", "GPUMonitorOOMRisk"} <= firing(), max(1.0, until - time.monotonic()))
+    wait_for(lambda: "GPUHardwareXid" in firing(), max(1.0, until - time.monotonic()))
+    wait_for(lambda: any(name.startswith("GPUMonitor") for name in firing()), max(1.0, until - time.monotonic()))
 
 
 def test_the_choices_are_offered(prometheus: Prometheus) -> None:
