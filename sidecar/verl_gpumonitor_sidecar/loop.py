@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from verl_gpumonitor.model.report import ReportAnswer
+from verl_gpumonitor.model.report import ReportAnswer, StageQuality
 from verl_gpumonitor.model.samples import HostSample, NodeSample
 from verl_gpumonitor.model.stages import StageWord
 from verl_gpumonitor.model.vocabulary import UNKNOWN, Ownership, Source
@@ -24,7 +24,7 @@ from .journal import Journal
 from .ray_watch import NEEDED_SECONDS, RayView
 from .stage_watch import StageView
 from .staging import Context, Heard, Staging, word_of
-from .state import ClusterStagesSeen, PodState
+from .state import ClusterStagesSeen, PodState, StagePicture
 from .urgency import Known, look
 
 HEALTHY_SECONDS = 30.0
@@ -188,7 +188,8 @@ class Loop:
             seen = self._stages.latest() if self._stages else StageView()
             cluster = self._cluster(seen, now_unix)
             if self._staging is None:
-                return msgspec.structs.replace(state, cluster=cluster)
+                picture = StagePicture(now_unix=now_unix, quality=asked_quality(seen))
+                return msgspec.structs.replace(state, stages=picture, cluster=cluster)
             self._staging.forget_steps(self._steps_arrived)
             heard = Heard(
                 marks=marked,
@@ -297,6 +298,16 @@ class Loop:
             self._journal.state(
                 "gpu " + sample.uuid, "state of a GPU", gpu=sample.uuid, state=sample.state, error=sample.error
             )
+
+
+def asked_quality(seen: StageView) -> StageQuality:
+    """Return what a head without GPUs of its own says: how it fares with the State API, whose word others wait for."""
+    trouble = seen.trouble
+    return StageQuality(
+        reason=trouble.reason[:64] if trouble else None,
+        message=trouble.message[:512] if trouble else None,
+        ask_seconds=None if seen.ask_seconds is None else min(3600.0, seen.ask_seconds),
+    )
 
 
 def _vouches(word: StageWord, now_unix: float) -> bool:

@@ -12,6 +12,10 @@ from tests.cluster.kubectl import Kubectl, eventually
 
 Object = dict[str, Any]
 
+GCS_PORT = 6379
+AGENT_PORT = 52365
+GUARDED = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a-token-of-the-tests-alone"}
+"""Environment of a cluster whose dashboard wants a token, as KubeRay's `authOptions` sets it from version 1.5.1 on."""
 PROGRAM = "verl.trainer.main_ppo"
 _WORKLOAD: Object = {"name": "workload", "configMap": {"name": "verl-stand-in"}}
 _SHM: Object = {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": "256Mi"}}
@@ -43,9 +47,9 @@ def _group(name: str, *, gpus: int, shared_processes: bool, environment: Mapping
     return {"spec": spec}
 
 
-def _alone_ready() -> Object:
-    """Probes for a head without dashboard. KubeRay's own ask the dashboard, so that such a head is never ready."""
-    probe: Object = {"tcpSocket": {"port": 6379}, "periodSeconds": 2, "failureThreshold": 60}
+def _probes(port: int) -> Object:
+    """Probes that ask nobody. KubeRay's own ask the dashboard: where there is none, a head would never be ready."""
+    probe: Object = {"tcpSocket": {"port": port}, "periodSeconds": 2, "failureThreshold": 60}
     return {"readinessProbe": probe, "livenessProbe": probe}
 
 
@@ -65,7 +69,11 @@ def cluster_spec(
     head = _group("ray-head", gpus=0, shared_processes=shared_processes, environment=given)
     if not dashboard:
         head_params["include-dashboard"] = "false"
-        head["spec"]["containers"][0].update(_alone_ready())
+    if not dashboard or "RAY_AUTH_MODE" in given:
+        head["spec"]["containers"][0].update(_probes(GCS_PORT))
+    worker = _group("ray-worker", gpus=gpus, shared_processes=shared_processes, environment=given)
+    if "RAY_AUTH_MODE" in given:
+        worker["spec"]["containers"][0].update(_probes(AGENT_PORT))
     return {
         "rayVersion": RAY,
         "headGroupSpec": {"rayStartParams": head_params, "template": head},
@@ -76,7 +84,7 @@ def cluster_spec(
                 "minReplicas": workers,
                 "maxReplicas": workers,
                 "rayStartParams": {"num-cpus": "16", "object-store-memory": "100000000"},
-                "template": _group("ray-worker", gpus=gpus, shared_processes=shared_processes, environment=given),
+                "template": worker,
             }
         ],
         **more,

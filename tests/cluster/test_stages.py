@@ -40,7 +40,7 @@ def await_source(kubectl: Kubectl, name: str, namespace: str, source: str, withi
     return eventually(look, within=within, what=f"stages of {name} from {source}")
 
 
-def await_steps(kubectl: Kubectl, name: str, namespace: str, steps: int, within: float = 60) -> jobs.Object:
+def await_steps(kubectl: Kubectl, name: str, namespace: str, steps: int, within: float = 120) -> jobs.Object:
     """Wait until the STEP column shows a number; returns the status."""
 
     def look() -> jobs.Object | None:
@@ -81,7 +81,7 @@ def test_a_shared_process_namespace_tells_by_titles_to_a_second(kubectl: Kubectl
 def test_a_guarded_dashboard_is_said_and_the_agent_takes_over(kubectl: Kubectl, namespace: str) -> None:
     """With Ray's token mode the dashboard answers 401 to all who lack the token."""
     rayclusters.add_program(kubectl, namespace)
-    kubectl.apply(rayclusters.raycluster("guarded", authOptions={"mode": "token"}), namespace)
+    kubectl.apply(rayclusters.raycluster("guarded", environment=rayclusters.GUARDED), namespace)
     pod = rayclusters.head(kubectl, "guarded", namespace)
     driver = rayclusters.drive(kubectl, pod, namespace, rayclusters.entrypoint(steps=3))
     try:

@@ -25,6 +25,8 @@ WEAKEST_FIRST: Final = (
     StageSource.TITLES,
     StageSource.MARKS,
 )
+HEAD_SILENT: Final = "HeadSilent"
+"""What a sidecar says that hears its own Ray agent alone."""
 SHARED: Final = "SharedRayCluster"
 SHARED_MESSAGE: Final = (
     "Several RayJobs run in this RayCluster, and the source of its stages does not tell whose work it is."
@@ -173,13 +175,23 @@ def _quality(workload: Workload, fresh: Sequence[PodTrack]) -> StageQuality | No
     weakest = min(said, key=lambda quality: WEAKEST_FIRST.index(quality.source))
     if workload.shared and weakest.source is StageSource.RAY_AGENT:
         return StageQuality(source=StageSource.NONE, reason=SHARED, message=SHARED_MESSAGE)
+    reason, message = _why(workload, weakest)
     known = [item.resolution_seconds for item in said if item.resolution_seconds is not None]
     return StageQuality(
         source=weakest.source,
         resolution_seconds=max(known) if known and weakest.source is not StageSource.NONE else None,
-        reason=weakest.reason,
-        message=weakest.message,
+        reason=reason,
+        message=message,
     )
+
+
+def _why(workload: Workload, weakest: StageQuality) -> tuple[str | None, str | None]:
+    """Return why no better source is in use: where pods only know that their head is silent, in the head's words."""
+    if weakest.source not in (StageSource.NONE, StageSource.RAY_AGENT) or weakest.reason not in (None, HEAD_SILENT):
+        return weakest.reason, weakest.message
+    heads = [track.telemetry.stage_quality for track in workload.pods() if track.is_head and track.telemetry]
+    found = next((quality for quality in heads if quality.reason), weakest)
+    return found.reason, found.message
 
 
 def by_pair(stages: StageSums) -> dict[Pair, StageSum]:
