@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests look at: GPUMonitors, sidecars and their metrics, Events, the controller's own metrics."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,6 +12,8 @@ from tests.cluster.kubectl import Kubectl, KubectlError, condition, eventually
 from verl_gpumonitor.model import wiring
 
 Object = dict[str, Any]
+TIMERS = ("gen", "old_log_prob", "ref", "update_actor", "update_weights")
+"""verl's timers of a step that are stages of GPUs in the stand-in."""
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -33,6 +36,37 @@ def await_phase(kubectl: Kubectl, name: str, namespace: str, phase: str, within:
         return now if now.get("phase") == phase else None
 
     return eventually(look, within=within, what=f"GPUMonitor {name} {phase}")
+
+
+def await_steps(kubectl: Kubectl, name: str, namespace: str, steps: int, within: float = 120) -> Object:
+    """Wait until the STEP column shows a number; returns the status."""
+
+    def look() -> Object | None:
+        now = status(kubectl, name, namespace)
+        return now if now.get("step") == steps else None
+
+    def seen() -> str:
+        return str({key: value for key, value in status(kubectl, name, namespace).items() if key in ("step", "stage")})
+
+    try:
+        return eventually(look, within=within, what=f"STEP {steps} of {name}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}; it shows {seen()}") from None
+
+
+def stage_table(now: Object) -> dict[str, Object]:
+    """Rows of a status's stage table by stage."""
+    return {row["stage"]: row for row in now.get("stages", [])}
+
+
+def assert_seconds(now: Object, truth: Mapping[str, float], within: float) -> None:
+    """Compare a status's seconds a step with the job's own clock."""
+    table = stage_table(now)
+    seen = {stage: table.get(stage, {}).get("secondsPerStep") for stage in TIMERS}
+    wrong = {
+        stage: (seen[stage], truth[stage]) for stage in TIMERS if abs((seen[stage] or 0.0) - truth[stage]) > within
+    }
+    assert not wrong, f"(seen, true) seconds a step: {wrong}; table: {table}"
 
 
 def await_gpus(kubectl: Kubectl, name: str, namespace: str, text: str, within: float = 90) -> Object:

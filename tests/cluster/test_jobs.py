@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import jobs, monitors
+from tests.cluster import jobs, monitors, rayclusters
 from tests.cluster.kubectl import Kubectl, condition, eventually
 
 pytestmark = pytest.mark.usefixtures("release")
@@ -71,8 +71,13 @@ def test_a_rayjob_ends_as_it_does_without_us(kubectl: Kubectl, rayjob: tuple[str
         return now if now.get("jobStatus") in ("SUCCEEDED", "FAILED") else None
 
     assert eventually(ended, within=300, what="the RayJob's end", every=2)["jobStatus"] == "SUCCEEDED"
-    before = monitors.await_phase(kubectl, name, namespace, "Succeeded", within=60)
+    monitors.await_phase(kubectl, name, namespace, "Succeeded", within=60)
+    console = kubectl.run("logs", f"job/{name}", "-n", namespace)
+    before = monitors.await_steps(kubectl, name, namespace, len(rayclusters.timings(console)))
     assert before["totals"]["gpuSeconds"] > 0
+    monitors.assert_seconds(before, rayclusters.mean_timings(console), within=1.0)
+    assert before["launch"]["program"] == rayclusters.PROGRAM
+    assert before["launch"]["source"] == "spec"
     kubectl.delete("rayjob", name, namespace, timeout=90)
     after = monitors.status(kubectl, name, namespace)
     assert after["phase"] == "Succeeded"

@@ -12,22 +12,7 @@ from tests.cluster.kubectl import Kubectl, eventually
 
 pytestmark = pytest.mark.usefixtures("release")
 
-TIMERS = ("gen", "old_log_prob", "ref", "update_actor", "update_weights")
-
-
-def stage_table(kubectl: Kubectl, name: str, namespace: str) -> dict[str, jobs.Object]:
-    """Rows of a GPUMonitor's stage table by stage."""
-    return {row["stage"]: row for row in monitors.status(kubectl, name, namespace).get("stages", [])}
-
-
-def assert_seconds(kubectl: Kubectl, name: str, namespace: str, truth: dict[str, float], within: float) -> None:
-    """Compare seconds a step with the job's own clock."""
-    table = stage_table(kubectl, name, namespace)
-    seen = {stage: table.get(stage, {}).get("secondsPerStep") for stage in TIMERS}
-    wrong = {
-        stage: (seen[stage], truth[stage]) for stage in TIMERS if abs((seen[stage] or 0.0) - truth[stage]) > within
-    }
-    assert not wrong, f"(seen, true) seconds a step: {wrong}; table: {table}"
+TIMERS = monitors.TIMERS
 
 
 def await_source(kubectl: Kubectl, name: str, namespace: str, source: str, within: float = 90) -> jobs.Object:
@@ -40,16 +25,6 @@ def await_source(kubectl: Kubectl, name: str, namespace: str, source: str, withi
     return eventually(look, within=within, what=f"stages of {name} from {source}")
 
 
-def await_steps(kubectl: Kubectl, name: str, namespace: str, steps: int, within: float = 120) -> jobs.Object:
-    """Wait until the STEP column shows a number; returns the status."""
-
-    def look() -> jobs.Object | None:
-        now = monitors.status(kubectl, name, namespace)
-        return now if now.get("step") == steps else None
-
-    return eventually(look, within=within, what=f"STEP {steps} of {name}")
-
-
 def driven(kubectl: Kubectl, namespace: str, cluster: str, source: str, *, steps: int, within: float) -> None:
     """Run a driver by hand on a RayCluster and compare its stages with its own clock."""
     pod = rayclusters.head(kubectl, cluster, namespace)
@@ -59,8 +34,8 @@ def driven(kubectl: Kubectl, namespace: str, cluster: str, source: str, *, steps
         truth = rayclusters.mean_timings(rayclusters.finish(driver))
     finally:
         driver.kill()
-    await_steps(kubectl, cluster, namespace, steps)
-    assert_seconds(kubectl, cluster, namespace, truth, within=within)
+    now = monitors.await_steps(kubectl, cluster, namespace, steps)
+    monitors.assert_seconds(now, truth, within=within)
 
 
 def test_without_dashboard_rays_agent_tells_to_five_seconds(kubectl: Kubectl, namespace: str) -> None:
@@ -114,7 +89,7 @@ def test_two_rayjobs_on_one_cluster_are_told_apart(kubectl: Kubectl, shared: tup
         kubectl.apply(rayclusters.rayjob(name, command=command, selector=selector), namespace)
     for name, steps in (("one", 3), ("other", 5)):
         monitors.await_phase(kubectl, name, namespace, "Succeeded", within=240)
-        now = await_steps(kubectl, name, namespace, steps)
+        now = monitors.await_steps(kubectl, name, namespace, steps)
         assert {"gen", "update_actor"} <= {row["stage"] for row in now["stages"]}
 
 
@@ -239,9 +214,9 @@ def test_marks_of_the_program_are_exact(kubectl: Kubectl, namespace: str, values
     job = with_library(jobs.pytorchjob("marked", command=["python3", "-c", MARKED], gpus=8), image)
     kubectl.apply(job, namespace)
     await_source(kubectl, "marked", namespace, "marks", within=120)
-    await_steps(kubectl, "marked", namespace, 5, within=120)
-    monitors.await_phase(kubectl, "marked", namespace, "Succeeded", within=60)
-    table = stage_table(kubectl, "marked", namespace)
+    monitors.await_steps(kubectl, "marked", namespace, 5)
+    monitors.await_phase(kubectl, "marked", namespace, "Succeeded")
+    table = monitors.stage_table(monitors.status(kubectl, "marked", namespace))
     assert abs(table["gen"]["secondsPerStep"] - 4.0) <= 1.0
     assert abs(table["update_actor"]["secondsPerStep"] - 3.0) <= 1.0
     assert table["gen"]["role"] == "rollout"
