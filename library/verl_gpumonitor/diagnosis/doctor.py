@@ -122,6 +122,8 @@ class Diagnosis:
             if self.history.over and not rule.after_end:
                 continue
             self._apply(rule, t)
+        if new_steps:
+            self.history.pack()
 
     @property
     def _revision(self) -> tuple[int, int]:

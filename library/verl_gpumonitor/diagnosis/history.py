@@ -110,6 +110,10 @@ class GpuHistory:
         self.processes_t: float | None = None
         self.engine_bytes: dict[str, float] = {}
         """Stage -> memory of rollout engine processes as last listed in it."""
+        self.highest_bytes = 0.0
+        """Of all its life."""
+        self.throttled_seconds = 0.0
+        """Of all its life, by heat or a power brake."""
         self.error: str | None = None
         self.error_t = 0.0
         self.usual_watts: dict[str, float] = {}
@@ -333,6 +337,12 @@ class History:
                 left.append(round(gpu.total_bytes - max(peaks)))
         return max(0, min(left)) if left else None
 
+    def pack(self) -> None:
+        """Let go of what rules unpacked."""
+        for gpu in self.gpus.values():
+            for past in gpu.past.values():
+                past.pack()
+
     def feed(self, record: Record) -> None:
         """Take one line. Lines come in order of time."""
         if record.t > self.t:
@@ -469,6 +479,8 @@ class History:
             piece = gpu.now[spans[-1][2]]
             _add_load(piece, line, spans[-1][1] - spans[-1][0])
             before = piece.peak_bytes or 0.0
+            gpu.highest_bytes = max(gpu.highest_bytes, line.memory_used_bytes or 0.0)
+            gpu.throttled_seconds += seconds_throttled(line, line.t - begin)
             piece.add_memory(line.memory_used_bytes, line.memory_peak_bytes if whole else None)
             if any(before < ratio * (gpu.total_bytes or 0.0) <= (piece.peak_bytes or 0.0) for ratio in ALARM_RATIOS):
                 self.alarms += 1
@@ -667,8 +679,12 @@ def _add_load(piece: Piece, line: GpuLine, seconds: float) -> None:
         piece.energy_joules += seconds * line.power_watts
     if line.throttled is not None:
         piece.throttle_known_seconds += seconds
-        if not HEAT_AND_BRAKES.isdisjoint(line.throttled):
-            piece.throttled_seconds += seconds
+        piece.throttled_seconds += seconds_throttled(line, seconds)
+
+
+def seconds_throttled(line: GpuLine, seconds: float) -> float:
+    """Return the seconds of a sample if heat or a power brake held the clocks down in it, else 0."""
+    return 0.0 if not line.throttled or HEAT_AND_BRAKES.isdisjoint(line.throttled) else seconds
 
 
 def _bucket(buckets: deque[tuple[float, float]], t: float, value: float | None) -> None:

@@ -94,7 +94,6 @@ _FIGURES: Final = (
     "throttled_seconds",
     "throttle_known_seconds",
 )
-_COUNTS: Final = frozenset(("step", "level_samples", "used_samples"))
 _WIDTH: Final = len(_FIGURES)
 _NOT_KNOWN: Final = float("nan")
 
@@ -105,22 +104,31 @@ class Past:
     Figures keep seven digits, so that 80 GB are known to 8 KB.
     """
 
-    __slots__ = ("_figures", "depth", "role", "stage")
+    __slots__ = ("_figures", "_pieces", "depth", "longest_seconds", "role", "stage")
 
     def __init__(self, stage: str, depth: int) -> None:
         self.stage, self.depth = stage, depth
         self.role = ""
         """The newest piece's."""
+        self.longest_seconds = 0.0
+        """Of all that were ever taken."""
         self._figures = array("f")
+        self._pieces: list[Piece] | None = None
 
     def append(self, piece: Piece) -> None:
         """Take one more; the oldest goes when there are more than `depth`."""
         self.role = piece.role
+        self.longest_seconds = max(self.longest_seconds, piece.seconds)
         for name in _FIGURES:
             value = getattr(piece, name)
             self._figures.append(_NOT_KNOWN if value is None else value)
         if len(self) > self.depth:
             del self._figures[:_WIDTH]
+        self._pieces = None
+
+    def pack(self) -> None:
+        """Let go of what was unpacked."""
+        self._pieces = None
 
     def __len__(self) -> int:
         return len(self._figures) // _WIDTH
@@ -130,13 +138,31 @@ class Past:
 
     def last(self, count: int) -> list[Piece]:
         """Return the newest, oldest first."""
-        return [self._piece(place) for place in range(max(0, len(self) - count), len(self))]
+        if self._pieces is None:
+            self._pieces = [self._piece(place * _WIDTH) for place in range(len(self))]
+        return self._pieces[-count:] if count else []
 
     def _piece(self, place: int) -> Piece:
-        values = self._figures[place * _WIDTH : (place + 1) * _WIDTH]
-        known = {
-            name: int(value) if name in _COUNTS else value
-            for name, value in zip(_FIGURES, values, strict=True)
-            if not isnan(value)
-        }
-        return Piece(stage=self.stage, role=self.role, **known)  # type: ignore[arg-type]
+        figures = self._figures[place : place + _WIDTH]
+        return Piece(
+            stage=self.stage,
+            role=self.role,
+            step=int(figures[0]),
+            seconds=figures[1],
+            known_seconds=figures[2],
+            busy_seconds=figures[3],
+            idle_seconds=figures[4],
+            powered_seconds=figures[5],
+            energy_joules=figures[6],
+            peak_bytes=_known(figures[7]),
+            floor_bytes=_known(figures[8]),
+            level_bytes=_known(figures[9]),
+            level_samples=int(figures[10]),
+            used_samples=int(figures[11]),
+            throttled_seconds=figures[12],
+            throttle_known_seconds=figures[13],
+        )
+
+
+def _known(figure: float) -> float | None:
+    return None if isnan(figure) else figure

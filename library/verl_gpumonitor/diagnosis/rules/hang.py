@@ -84,7 +84,7 @@ def _stillness(history: History, gpus: Sequence[GpuHistory]) -> Stillness | None
         return None
     stage, role = _stage(seen)
     since = max(gpu.stage_since for gpu in seen)
-    past = [p.seconds for gpu in seen for p in gpu.past.get(stage, ())]
+    past = [gpu.past[stage].longest_seconds for gpu in seen if stage in gpu.past]
     return Stillness(
         gpus=seen,
         stage=stage,
@@ -100,8 +100,7 @@ def _stillness(history: History, gpus: Sequence[GpuHistory]) -> Stillness | None
 def _gone(gpu: GpuHistory) -> bool:
     """Say whether the processes of a GPU are gone, with all that they held."""
     used = None if gpu.last is None else gpu.last.memory_used_bytes
-    held = max((p.peak_bytes or 0.0 for past in gpu.past.values() for p in past), default=0.0)
-    return used is not None and used < _GONE_BYTES and held > 2 * _GONE_BYTES
+    return used is not None and used < _GONE_BYTES and gpu.highest_bytes > 2 * _GONE_BYTES
 
 
 def _stage(gpus: Sequence[GpuHistory]) -> tuple[str, str]:

@@ -33,6 +33,8 @@ def throttled(history: History, thresholds: Thresholds, open_now: Open) -> Verdi
 
 def _worst(gpu: GpuHistory, limits: Throttling, *, is_open: bool) -> Piece | None:
     """Return the piece of the stage in which the GPU is held down most; None if it is in none."""
+    if gpu.throttled_seconds < limits.seconds:
+        return None
     ratio = limits.ratio * (0.7 if is_open else 1.0)
     held = []
     for stage, past in gpu.past.items():
