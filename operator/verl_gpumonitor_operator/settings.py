@@ -131,6 +131,8 @@ class Diagnosis(_Section, frozen=True):
 
     oom_risk: dict[str, float | int] = {}
     imbalance: dict[str, float | int] = {}
+    thresholds: dict[str, dict[str, float | int]] = {}
+    """Of the stage-aware rules, by group; `oomRisk` and `imbalance` above are those of the simple ones."""
 
 
 class BreakerSettings(_Section, frozen=True):

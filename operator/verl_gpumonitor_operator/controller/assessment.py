@@ -9,7 +9,7 @@ the controller has of each GPU, and what they say is put into the words of a GPU
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -18,6 +18,7 @@ from verl_gpumonitor.diagnosis import (
     DiagnosisLimits,
     DiagnosisState,
     GpuWindow,
+    Judgement,
     TrackedFinding,
     health_text,
     highest,
@@ -26,12 +27,14 @@ from verl_gpumonitor.diagnosis import (
 )
 from verl_gpumonitor.diagnosis.health import NOT_DETECTED, rank_of
 from verl_gpumonitor.diagnosis.hysteresis import Alert, AlertPhase, Holds, advance
+from verl_gpumonitor.model.findings import Finding
 from verl_gpumonitor.model.vocabulary import Severity
 from verl_gpumonitor_operator.settings import Diagnosis, SettingsError
 
 from . import faults
+from .clinic import NOT_SEEN, Found, Opinion
 from .faults import APPLICATION_FAULT, GPU_FAULT, Fault, FaultState
-from .status import Condition, GpuView
+from .status import Condition, GpuView, OpenFinding
 from .telemetry import OPTED_OUT, PARTIAL, Availability
 
 UNAVAILABLE: Final = "TelemetryUnavailable"
@@ -39,6 +42,9 @@ PARTLY: Final = "TelemetryPartial"
 TELEMETRY_AVAILABLE: Final = "TelemetryAvailable"
 JUDGED: Final[Mapping[str, tuple[str, ...]]] = {"OOMRisk": ("OOMRisk",), "Imbalanced": ("Imbalance",)}
 """Conditions that the present rules judge, with their reasons."""
+SIMPLE: Final = frozenset(reason for reasons in JUDGED.values() for reason in reasons)
+STAGED: Final = ("Hung", "HostMemoryRisk", "ForeignGPUMemory", "Throttled", "Underutilized")
+"""Conditions that only the stage-aware diagnosis judges."""
 FAULTS: Final = (GPU_FAULT, APPLICATION_FAULT)
 """Reasons that are judged from Xids and NVML's errors; their conditions have the same names."""
 TELEMETRY_HOLDS: Final = Holds(raise_seconds=30.0, clear_seconds=30.0)
@@ -53,15 +59,8 @@ class FindingStates:
     unavailable: Alert = field(default_factory=Alert)
     partial: Alert = field(default_factory=Alert)
     faults: FaultState = field(default_factory=FaultState)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OpenFinding:
-    """A problem that is open."""
-
-    reason: str
-    severity: Severity
-    message: str
+    open_reasons: frozenset[str] = frozenset()
+    """Reasons that are open by the rules, the simple ones and the stage-aware ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,25 +97,43 @@ def limits_of(diagnosis: Diagnosis) -> DiagnosisLimits:
         raise SettingsError(f"diagnosis: {error}") from error
 
 
-def states_of(conditions: object, now: float) -> FindingStates:
-    """Go on from the conditions of a status, after a restart: what is True there is open already."""
-    true: dict[str, str] = {}
+def open_in(status: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is open in a status, but for faults and telemetry: reason -> message.
+
+    A finding stands behind a higher one of the same condition there.
+    """
+    found: dict[str, str] = {}
+    for item in _items(status.get("findings")):
+        found.setdefault(str(item.get("reason")), str(item.get("message") or ""))
+    for item in _items(status.get("conditions")):
+        if item.get("status") == "True":
+            found.setdefault(str(item.get("reason")), str(item.get("message") or ""))
+    other = (*FAULTS, UNAVAILABLE, PARTLY)
+    return {reason: text for reason, text in found.items() if reason in REASONS and reason not in other}
+
+
+def _items(value: object) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def states_of(status: Mapping[str, Any], now: float) -> FindingStates:
+    """Go on from a status, after a restart: what is True, or listed, there is open already."""
     unavailable, partial, broken = Alert(), Alert(), False
-    for item in conditions if isinstance(conditions, list) else ():
-        if not isinstance(item, Mapping):
-            continue
-        kind, status, reason = (str(item.get(key)) for key in ("type", "status", "reason"))
+    for item in _items(status.get("conditions")):
+        kind, value, reason = (str(item.get(key)) for key in ("type", "status", "reason"))
         if kind == TELEMETRY_AVAILABLE:
-            unavailable = _raised(now) if status == "False" else unavailable
-            partial = _raised(now) if status == "True" and reason == PARTIAL else partial
-        elif kind == GPU_FAULT and status == "True":
-            broken = True
-        elif status == "True" and reason not in FAULTS:
+            unavailable = _raised(now) if value == "False" else unavailable
+            partial = _raised(now) if value == "True" and reason == PARTIAL else partial
+        elif kind == GPU_FAULT and value == "True":
             # A fault that goes on is in the next report again.
-            true[reason] = str(item.get("message") or "")
+            broken = True
     # Where a GPU is broken, that it is not seen was most likely no finding.
     partial = Alert() if broken else partial
-    return FindingStates(diagnosis=resume(true, t=now), unavailable=unavailable, partial=partial)
+    known = open_in(status)
+    simple = {reason: text for reason, text in known.items() if reason in SIMPLE}
+    return FindingStates(
+        diagnosis=resume(simple, t=now), unavailable=unavailable, partial=partial, open_reasons=frozenset(known)
+    )
 
 
 def _raised(now: float) -> Alert:
@@ -136,29 +153,39 @@ def assess(
     now: float,
     limits: DiagnosisLimits,
     muted: frozenset[str],
+    opinion: Opinion = NOT_SEEN,
 ) -> Assessment:
-    """Judge a workload that has not ended. `now`: Unix seconds; `muted`: reasons that are not wanted."""
+    """Judge a workload that has not ended. `now`: Unix seconds; `muted`: reasons that are not wanted.
+
+    `opinion`: what the stage-aware diagnosis thinks. Where it knows stages, the simple rules have nothing to add.
+    """
     windows = [_window(gpu) for gpu in gpus if gpu.reported]
-    judgement = judge(states.diagnosis, windows, t=now, limits=limits)
+    judgement = (
+        Judgement(state=DiagnosisState()) if opinion.staged else judge(states.diagnosis, windows, t=now, limits=limits)
+    )
     telemetry = _telemetry(states, available, now)
     seen = faults.look(states.faults, gpus, now=now)
-    found = [tracked for tracked in judgement.state.open if tracked.finding.reason not in muted]
+    known = {one.reason for one in opinion.open}
+    simple = [tracked for tracked in judgement.state.open if tracked.finding.reason not in known]
+    whole = [*opinion.open, *(_found(tracked) for tracked in simple)]
+    found = [one for one in whole if one.reason not in muted]
+    open_reasons = frozenset(one.reason for one in whole)
     broken = [fault for fault in seen.state.open if fault.key.reason not in muted]
     findings = [
-        *(_open(tracked) for tracked in found),
+        *(_open(one) for one in found),
         *_open_faults(broken),
         *(item for item in _open_telemetry(telemetry, available) if item.reason not in muted),
     ]
     transitions = (
-        *(_raise(tracked) for tracked in judgement.raised),
-        *(_resolve(tracked.finding.reason) for tracked in judgement.resolved),
+        *_raises(judgement.raised, opinion, states.open_reasons),
+        *(_resolve(reason) for reason in sorted(states.open_reasons - open_reasons)),
         *(_raise_fault(fault) for fault in seen.raised),
         *(_resolve(reason) for reason in seen.resolved),
         *_telemetry_transitions(states, telemetry, available),
     )
     return Assessment(
         conditions=[
-            *_conditions(found, windows, muted),
+            *_conditions(found, windows, muted, opinion),
             *_fault_conditions(broken, gpus, muted),
             _available(available),
         ],
@@ -171,7 +198,24 @@ def assess(
             unavailable=telemetry.unavailable,
             partial=telemetry.partial,
             faults=seen.state,
+            open_reasons=open_reasons,
         ),
+    )
+
+
+def _found(tracked: TrackedFinding) -> Found:
+    finding = tracked.finding
+    return Found(key=(finding.reason, _subject(finding)), finding=finding, since=tracked.first_seen)
+
+
+def _raises(simple: Sequence[TrackedFinding], opinion: Opinion, before: frozenset[str]) -> Sequence[Transition]:
+    """Say what is told: whatever the one kind of rules had found already is no news from the other."""
+    engine = {one.reason for one in opinion.open}
+    own = {one.reason for one in opinion.open if one not in opinion.raised}
+    return (
+        *(_raise(_found(one)) for one in simple if one.finding.reason not in engine),
+        *(_raise(one) for one in opinion.raised if one.reason not in before or one.reason in own),
+        *(_raise(one) for one in opinion.repeated),
     )
 
 
@@ -190,32 +234,34 @@ def _window(gpu: GpuView) -> GpuWindow:
 
 
 def _conditions(
-    found: Sequence[TrackedFinding], windows: Sequence[GpuWindow], muted: frozenset[str]
+    found: Sequence[Found], windows: Sequence[GpuWindow], muted: frozenset[str], opinion: Opinion
 ) -> list[Condition]:
-    return [_condition(kind, reasons, found, windows, muted) for kind, reasons in JUDGED.items()]
+    return [_condition(kind, found, windows, muted, opinion) for kind in (*JUDGED, *STAGED)]
 
 
 def _condition(
     kind: str,
-    reasons: tuple[str, ...],
-    found: Sequence[TrackedFinding],
+    found: Sequence[Found],
     windows: Sequence[GpuWindow],
     muted: frozenset[str],
+    opinion: Opinion,
 ) -> Condition:
-    own = {
-        tracked.finding.reason: tracked.finding.message
-        for tracked in found
-        if REASONS[tracked.finding.reason].condition == kind
-    }
+    own = {one.reason: one.finding.message for one in reversed(found) if REASONS[one.reason].condition == kind}
     first = highest(own)
     if first is not None:
         return Condition(type=kind, status="True", reason=first, message=own[first])
-    if set(reasons) <= muted:
+    if {reason for reason, info in REASONS.items() if info.condition == kind} <= muted:
         return Condition(type=kind, status="False", reason=NOT_DETECTED, message="Muted by spec.mutedReasons.")
     if not windows:
         message = "No values of GPUs are there to judge by."
         return Condition(type=kind, status="Unknown", reason="NoTelemetry", message=message)
-    if max(Counter(window.pool for window in windows).values()) < 2:
+    if kind in STAGED and opinion.coverage is None:
+        return Condition(type=kind, status="Unknown", reason="TooEarly", message="The diagnosis has just begun.")
+    if kind in opinion.unknown:
+        reason, message = opinion.unknown[kind]
+        return Condition(type=kind, status="Unknown", reason=reason, message=message)
+    alone = max(Counter(window.pool for window in windows).values()) < 2
+    if alone and (kind == "Imbalanced" or (kind == "OOMRisk" and not opinion.staged)):
         message = "A GPU is compared with others that do the same work, and there are none."
         return Condition(type=kind, status="Unknown", reason="NoPeers", message=message)
     return Condition(type=kind, status="False", reason=NOT_DETECTED, message="Nothing of this kind was found.")
@@ -268,29 +314,53 @@ def _available(available: Availability) -> Condition:
     )
 
 
-def _open(tracked: TrackedFinding) -> OpenFinding:
-    finding = tracked.finding
-    return OpenFinding(reason=finding.reason, severity=finding.severity, message=finding.message)
+def _open(found: Found) -> OpenFinding:
+    finding = found.finding
+    return OpenFinding(
+        reason=finding.reason,
+        severity=finding.severity,
+        message=finding.message,
+        since=found.since,
+        scope=finding.scope,
+        advice=finding.advice,
+    )
 
 
-def _notes(found: Sequence[TrackedFinding], broken: Sequence[Fault]) -> Mapping[str, str]:
+def _notes(found: Sequence[Found], broken: Sequence[Fault]) -> Mapping[str, str]:
     notes: dict[str, set[str]] = {}
     for fault in broken:
         notes.setdefault(fault.key.uuid, set()).add(fault.key.reason)
-    for tracked in found:
-        for uuid in tracked.finding.scope.gpus:
-            notes.setdefault(uuid, set()).add(tracked.finding.reason)
+    for one in found:
+        for uuid in one.finding.scope.gpus:
+            notes.setdefault(uuid, set()).add(one.reason)
     return {uuid: ", ".join(sorted(reasons, key=rank_of)) for uuid, reasons in notes.items()}
 
 
 RESOLVED: Final = "Resolved"
 
 
-def _raise(tracked: TrackedFinding) -> Transition:
-    finding = tracked.finding
+def _subject(finding: Finding) -> str:
     scope = finding.scope
-    subject = "/".join((*sorted(scope.gpus), *sorted(scope.pods), scope.stage or ""))
-    return Transition(reason=finding.reason, severity=finding.severity, message=finding.message, subject=subject)
+    return "/".join((*sorted(scope.gpus), *sorted(scope.pods), scope.stage or ""))
+
+
+def _raise(found: Found) -> Transition:
+    finding = found.finding
+    return Transition(
+        reason=finding.reason, severity=finding.severity, message=with_advice(finding), subject=found.key[1]
+    )
+
+
+def with_advice(finding: Finding) -> str:
+    """Return what was found, and the first thing to do about it, for an Event."""
+    if not finding.advice:
+        return finding.message
+    first = finding.advice[0]
+    change = ""
+    if first.parameter is not None and first.suggested is not None:
+        now = f" from {first.current}" if first.current is not None else ""
+        change = f"Set {first.parameter}{now} to {first.suggested}: "
+    return f"{finding.message.rstrip('.')}. {change}{first.text}"
 
 
 def _resolve(reason: str) -> Transition:

@@ -126,7 +126,7 @@ def thresholds_of(given: Mapping[str, object], base: Thresholds | None = None) -
     try:
         return msgspec.convert(merged, Thresholds)
     except msgspec.ValidationError as error:
-        raise SettingsError(str(error)) from error
+        raise SettingsError(f"thresholds: {error}") from error
 
 
 class Clinic:
@@ -212,9 +212,19 @@ class Clinic:
     # What is thought of them
 
     def look(
-        self, workload: Workload, *, command: Command | None, thresholds: Thresholds | None, phase: str, now: float
+        self,
+        workload: Workload,
+        *,
+        command: Command | None,
+        thresholds: Thresholds | None,
+        phase: str,
+        now: float,
+        again: bool = False,
     ) -> Opinion:
-        """Return what is thought of a workload that runs. `thresholds`: its own, where somebody set them."""
+        """Return what is thought of a workload that runs.
+
+        `thresholds`: its own, where somebody set them; `again`: what was just resumed is to be in it.
+        """
         case = self._cases.get(workload.job.uid)
         if case is None:
             return NOT_SEEN
@@ -225,6 +235,9 @@ class Clinic:
         patient.keep(set(tracks))
         for record in tracks.values():
             patient.container(record, now)
+        if again:
+            open_now = (*(one for one in case.opinion.open if one.key[1] != RESUMED), *_resumed(case))
+            return replace(case.opinion, open=open_now)
         every = max(JUDGE_SECONDS, patient.gpus / GPUS_PER_JUDGE_SECOND)
         if not patient.judge(now, phase=phase, every_seconds=every) and case.opinion is not NOT_SEEN:
             case.opinion = replace(case.opinion, raised=(), repeated=())

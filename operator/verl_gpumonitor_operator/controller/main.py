@@ -41,6 +41,7 @@ from verl_gpumonitor_operator.settings import Settings, SettingsError, load
 from .assessment import limits_of
 from .breaker import BreakerKeeper, BreakerMetrics
 from .certificates import CaPublisher, CertificateKeeper
+from .clinic import Clinic, thresholds_of
 from .documents import ConfigMapDocument, Deployment, SecretDocument
 from .events import EventRecorder
 from .ingest import IngestMetrics, ReportService
@@ -109,7 +110,11 @@ class Controller:
             identity=self._options.identity,
             duration=settings.controller.lease_seconds,
         )
-        self.workloads = Workloads()
+        clinic = Clinic(
+            interval_seconds=settings.report.interval_seconds,
+            thresholds=thresholds_of(settings.diagnosis.thresholds),
+        )
+        self.workloads = Workloads(clinic)
         self.writer = StatusWriter(
             client,
             writes_per_second=settings.controller.status_writes_per_second,
@@ -140,6 +145,7 @@ class Controller:
             recorder=self.recorder,
             settings=settings,
             limits=limits_of(settings.diagnosis),
+            clinic=clinic,
             ledgers=self.ledgers,
             clock=time.time,
         )

@@ -36,6 +36,8 @@ class MonitorSeen:
     """Made by the controller."""
     deleting: bool = False
     muted_reasons: frozenset[str] = frozenset()
+    thresholds: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Group -> its thresholds, as they were written; whether they can be is not checked here."""
     retention_seconds: float | None = None
     """None: the controller's own setting."""
     status: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -87,6 +89,7 @@ def from_object(body: JsonObject) -> MonitorSeen | None:
         managed=all(labels.get(key) == value for key, value in MANAGED_BY.items()),
         deleting=metadata.get("deletionTimestamp") is not None,
         muted_reasons=frozenset(str(reason) for reason in muted) if isinstance(muted, list) else frozenset(),
+        thresholds=_mapping(spec, "thresholds"),
         retention_seconds=float(retention) if isinstance(retention, int) and retention >= 0 else None,
         status=status,
     )

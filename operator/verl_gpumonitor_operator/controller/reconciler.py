@@ -15,22 +15,24 @@ from typing import Any, Final
 
 from verl_gpumonitor.diagnosis import DiagnosisLimits
 from verl_gpumonitor.diagnosis.health import UNKNOWN
+from verl_gpumonitor.diagnosis.thresholds import Thresholds
 from verl_gpumonitor.model.vocabulary import Phase, Severity
-from verl_gpumonitor_operator.settings import ALWAYS_EXCLUDED_NAMESPACES, InjectionMode, Settings
+from verl_gpumonitor_operator.settings import ALWAYS_EXCLUDED_NAMESPACES, InjectionMode, Settings, SettingsError
 
 from . import ledger_text, monitors
-from .assessment import UNAVAILABLE, Assessment, FindingStates, assess, states_of
+from .assessment import UNAVAILABLE, Assessment, FindingStates, assess, open_in, states_of
 from .assessment import ended as ended_assessment
+from .clinic import NOT_SEEN, Clinic, Opinion, thresholds_of
 from .events import EventRecorder, ObjectRef, Occurrence
 from .jobs import KINDS, GpuResources, JobKind, JobSeen, timestamp
 from .jobs import from_object as job_from_object
-from .launch import Launches, command_of
+from .launch import Command, Launches, command_of
 from .ledgers import Ledgers
 from .monitors import MonitorSeen
 from .namespaces import DISABLED, ENABLED, Namespaces
 from .ports import PodRecord
 from .stages import trains_alone, view
-from .status import GpuView, Picture, Status, Urgency, previous_run, render, urgency
+from .status import Condition, GpuView, Picture, Status, Urgency, previous_run, render, urgency
 from .telemetry import Availability, Patience, PodSummary, Seen, Telemetry, availability, is_starting, judge
 from .workloads import PodTrack, Workload, Workloads
 from .writer import Outcome, StatusWrite, StatusWriter
@@ -81,6 +83,8 @@ class Entry:
     """Its ledger has no room for all of its pods."""
     ended_unseen: bool = False
     """It had ended before it was first seen, so that there is nothing to say of it."""
+    thresholds: tuple[int, Thresholds | None, str] | None = None
+    """Generation of the spec, the thresholds that it sets, or None where they cannot be, and what is said of them."""
     assessment: Assessment | None = None
     picture: Picture | None = None
 
@@ -108,8 +112,11 @@ class Reconciler:
         limits: DiagnosisLimits,
         ledgers: Ledgers,
         clock: Callable[[], float],
+        clinic: Clinic | None = None,
     ) -> None:
         self._workloads = workloads
+        self.clinic = clinic
+        """The stage-aware diagnosis, which is shown the reports by `workloads`; None: the simple rules alone."""
         self._ledgers = ledgers
         self._namespaces = namespaces
         self._writer = writer
@@ -213,7 +220,9 @@ class Reconciler:
                 entry.ended_unseen = workload.job.ended
                 continue
             self._adopt(entry, monitor)
-            entry.states = states_of(monitor.status.get("conditions"), now)
+            entry.states = states_of(monitor.status, now)
+            if self.clinic is not None and not workload.job.ended:
+                self.clinic.resume(workload.job.uid, open_in(monitor.status))
             # One in the status is of a version before, or of a controller that may not keep them elsewhere.
             kept = self._ledgers.get(workload.job.uid) or monitor.status.get("ledger", "")
             written = ledger_text.read(str(kept))
@@ -427,14 +436,21 @@ class Reconciler:
         kept_health = self._base(workload, entry).get("health") if ended else None
         # A job may be so short that its first report is its last, and comes after its end.
         judging = not ended or (kept_health in (None, UNKNOWN, UNAVAILABLE) and available.status == "True")
+        command = command_of(workload.job, workload.ray_jobs())
+        opinion = self._opinion(workload, entry, command, now) if judging and not ended else NOT_SEEN
+        if opinion.staged and entry.states.diagnosis.tracks and self.clinic is not None:
+            # What the simple rules had found is the other diagnosis's from now on.
+            simple = {one.finding.reason: one.finding.message for one in entry.states.diagnosis.open}
+            self.clinic.resume(workload.job.uid, simple)
+            opinion = self._opinion(workload, entry, command, now, again=True)
         assessment = (
-            assess(gpus, available, states=entry.states, now=now, limits=self._limits, muted=muted)
+            assess(gpus, available, states=entry.states, now=now, limits=self._limits, muted=muted, opinion=opinion)
             if judging
             else ended_assessment(entry.states)
         )
         entry.most_reported = max(entry.most_reported, sum(1 for gpu in gpus if gpu.reported))
         totals = workload.totals()
-        launch = self._launches.of(workload.job.uid, command_of(workload.job, workload.ray_jobs()))
+        launch = self._launches.of(workload.job.uid, command)
         stages = view(
             workload,
             [track for track in tracks if self._is_fresh(track, now)],
@@ -455,13 +471,44 @@ class Reconciler:
             totals=totals,
             stages=stages,
             launch=launch,
-            conditions=assessment.conditions,
+            conditions=[*assessment.conditions, *_spec_accepted(entry)],
             health=assessment.health or kept_health or UNKNOWN,
             gpu_notes=assessment.gpu_notes,
+            findings=assessment.findings,
+            diagnosis=opinion.coverage,
             generation=entry.monitor.generation if entry.monitor else None,
             message=_what_is_missing(workload, available),
         )
         return picture, assessment
+
+    def _opinion(
+        self, workload: Workload, entry: Entry, command: Command | None, now: float, *, again: bool = False
+    ) -> Opinion:
+        if self.clinic is None:
+            return NOT_SEEN
+        return self.clinic.look(
+            workload,
+            command=command,
+            thresholds=self._own_thresholds(entry),
+            phase=phase_of(workload).value,
+            now=now,
+            again=again,
+        )
+
+    def _own_thresholds(self, entry: Entry) -> Thresholds | None:
+        """Return the thresholds that the GPUMonitor sets; None where it sets none, or some that cannot be."""
+        monitor = entry.monitor
+        if monitor is None or not monitor.thresholds or self.clinic is None:
+            entry.thresholds = None
+            return None
+        if entry.thresholds is None or entry.thresholds[0] != monitor.generation:
+            try:
+                given: Thresholds | None = thresholds_of(monitor.thresholds, self.clinic.thresholds)
+                message = "The thresholds of spec.thresholds are in use."
+            except SettingsError as error:
+                given, message = None, f"spec.{error}. The operator's own are in use instead."
+            entry.thresholds = (monitor.generation, given, message)
+        return entry.thresholds[1]
 
     def _views(self, tracks: Iterable[PodTrack], now: float) -> tuple[list[GpuView], list[PodSummary], list[Telemetry]]:
         gpus: list[GpuView] = []
@@ -656,6 +703,8 @@ class Reconciler:
             entry.finished = True
             workload.forget_left()
             entry.restored = False
+            if self.clinic is not None:
+                self.clinic.forget(workload.job.uid)
             self._ledgers.drop(workload.job.uid)
             self._forget_if_gone(workload, entry)
 
@@ -670,6 +719,8 @@ class Reconciler:
         self._forgotten[workload.job.uid] = self._clock()
         self._workloads.forget(workload.job.uid)
         self._launches.forget(workload.job.uid)
+        if self.clinic is not None:
+            self.clinic.forget(workload.job.uid)
         self._ledgers.drop(workload.job.uid)
         self._entries.pop(workload.job.uid, None)
 
@@ -767,6 +818,15 @@ def _what_is_missing(workload: Workload, available: Availability) -> str | None:
             "all of its GPUs."
         )
     return " ".join(parts) or None
+
+
+def _spec_accepted(entry: Entry) -> list[Condition]:
+    """Say whether the spec's thresholds can be used, where there are any."""
+    if entry.thresholds is None:
+        return []
+    _, given, message = entry.thresholds
+    status, reason = ("True", "Accepted") if given is not None else ("False", "InvalidThresholds")
+    return [Condition(type="SpecAccepted", status=status, reason=reason, message=message)]
 
 
 def _whole(value: object) -> int:

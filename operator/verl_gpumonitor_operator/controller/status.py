@@ -12,8 +12,10 @@ from enum import IntEnum
 from heapq import nsmallest
 from typing import Any, Final, NamedTuple
 
+from verl_gpumonitor.diagnosis.health import rank_of
+from verl_gpumonitor.model.findings import Advice, Scope
 from verl_gpumonitor.model.report import GpuReport
-from verl_gpumonitor.model.vocabulary import GpuState, Phase
+from verl_gpumonitor.model.vocabulary import GpuState, Phase, Severity
 
 from . import stages
 from .jobs import JobSeen, timestamp
@@ -25,6 +27,12 @@ from .xids import NO_XIDS, XidSeen
 
 MAX_WORST: Final = 16
 MAX_UNMONITORED: Final = 16
+MAX_FINDINGS: Final = 16
+EVERYTHING: Final = Scope()
+"""Of a finding that names nobody."""
+MAX_NAMED: Final = 4
+"""Pods and GPUs that one finding names in a status."""
+MAX_RECOMMENDATIONS: Final = 8
 UTILIZATION_STEP: Final = 0.05
 MEMORY_STEP: Final = 0.02
 
@@ -92,6 +100,19 @@ class Condition:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OpenFinding:
+    """A problem that is open."""
+
+    reason: str
+    severity: Severity
+    message: str
+    since: float | None = None
+    """Unix seconds."""
+    scope: Scope = EVERYTHING
+    advice: tuple[Advice, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
     """All that a status is made of."""
 
@@ -117,6 +138,10 @@ class Picture:
     message: str | None = None
     """What is missing, in a sentence."""
     stages: StageView = NOTHING_SEEN
+    findings: Sequence[OpenFinding] = ()
+    """Problems that are open."""
+    diagnosis: Mapping[str, Any] | None = None
+    """How much of the workload the diagnosis follows; None while it has not begun."""
     launch: Mapping[str, Any] | None = None
     """`status.launch`; None where nobody says how the job was started."""
 
@@ -157,6 +182,8 @@ def render(picture: Picture, *, before: Mapping[str, Any], now: float) -> Status
         "stages": table,
         "worstGpus": kept.get("worstGpus") if kept else [_worst(gpu, picture.gpu_notes) for gpu in worst(picture)],
         "unmonitoredPods": kept.get("unmonitoredPods") if kept else _unmonitored(picture),
+        "findings": before.get("findings") if picture.ended else findings(picture.findings),
+        "recommendations": before.get("recommendations") if picture.ended else recommendations(picture.findings),
         "conditions": merged(before.get("conditions"), picture.conditions, picture.generation, now),
         "previousRun": before.get("previousRun"),
     }
@@ -263,12 +290,55 @@ def _quality(picture: Picture) -> Mapping[str, Any]:
     said = picture.stages.quality
     return {
         "stages": stages.quality(said) if said is not None else None,
+        "diagnosis": picture.diagnosis,
         "source": source,
         "ownership": ", ".join(ownerships)[:64] or None,
         "podsMonitored": sum(1 for pod in counted if pod.verdict.seen is Seen.MONITORED),
         "podsUnmonitored": sum(1 for pod in picture.pods if pod.verdict.seen is Seen.UNMONITORED),
         "message": message[:1024] if message else None,
     }
+
+
+def findings(found: Sequence[OpenFinding]) -> list[Status]:
+    """Return `status.findings`, the highest first."""
+    ordered = sorted(found, key=lambda one: (rank_of(one.reason), one.since or 0.0))
+    return [
+        {
+            "reason": one.reason[:64],
+            "severity": one.severity.value,
+            "since": timestamp(one.since),
+            "stage": one.scope.stage[:64] if one.scope.stage else None,
+            "role": one.scope.role[:64] if one.scope.role else None,
+            "pods": [pod[:253] for pod in one.scope.pods[:MAX_NAMED]],
+            "gpus": [uuid[:96] for uuid in one.scope.gpus[:MAX_NAMED]],
+            "message": one.message[:1024],
+        }
+        for one in ordered[:MAX_FINDINGS]
+    ]
+
+
+def recommendations(found: Sequence[OpenFinding]) -> list[Status]:
+    """Return `status.recommendations`: the first advice of each finding, then the second; each setting once."""
+    ordered = sorted(found, key=lambda one: (rank_of(one.reason), one.since or 0.0))
+    ranked = sorted(
+        ((place, number, one, advice) for number, one in enumerate(ordered) for place, advice in enumerate(one.advice)),
+        key=lambda item: item[:2],
+    )
+    shown: dict[str, Status] = {}
+    for _, _, one, advice in ranked:
+        key = advice.parameter or advice.text
+        if key not in shown and len(shown) < MAX_RECOMMENDATIONS:
+            shown[key] = {
+                "reason": one.reason[:64],
+                "parameter": advice.parameter[:256] if advice.parameter else None,
+                "current": advice.current[:256] if advice.current else None,
+                "suggested": advice.suggested[:256] if advice.suggested else None,
+                "text": advice.text[:1024],
+                "evidence": (advice.reason or one.message)[:512],
+                "price": advice.price[:512] or None,
+                "confidence": advice.confidence[:32],
+            }
+    return list(shown.values())
 
 
 def _losses(totals: Totals) -> Mapping[str, Any]:
@@ -427,7 +497,7 @@ def _fixed(status: Mapping[str, Any]) -> Mapping[str, Any]:
     quality = fixed.get("dataQuality")
     if isinstance(quality, Mapping):
         fixed["dataQuality"] = {
-            key: value for key, value in quality.items() if key not in ("gapsSeconds", "message", "stages")
+            key: value for key, value in quality.items() if key not in ("gapsSeconds", "message", "stages", "diagnosis")
         }
         said = quality.get("stages")
         fixed["stageSource"] = (said.get("source"), said.get("reason")) if isinstance(said, Mapping) else None
@@ -442,9 +512,17 @@ def _fixed(status: Mapping[str, Any]) -> Mapping[str, Any]:
         for item in status.get("conditions") or ()
         if isinstance(item, Mapping)
     ]
+    # Numbers in their words move with each look.
+    fixed["findings"] = _pick(status, "findings", ("reason", "severity", "stage", "since"))
+    fixed["recommendations"] = _pick(status, "recommendations", ("reason", "parameter", "suggested"))
     worst_gpus = [item for item in status.get("worstGpus") or () if isinstance(item, Mapping)]
     fixed["faulty"] = sorted(str(item.get("uuid")) for item in worst_gpus if item.get("state") != "ok")
     return fixed
+
+
+def _pick(status: Mapping[str, Any], key: str, names: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    """Return some fields of each item of a list."""
+    return [tuple(item.get(name) for name in names) for item in status.get(key) or () if isinstance(item, Mapping)]
 
 
 def _moved(before: Mapping[str, Any], after: Mapping[str, Any], path: tuple[str, str], step: float) -> bool:

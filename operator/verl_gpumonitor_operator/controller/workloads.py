@@ -17,7 +17,7 @@ as soon as both are known.
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from verl_gpumonitor.model.marks import EVERY_NODE
 from verl_gpumonitor.model.report import ClusterStages, PodStages, RayJobInfo, Report
@@ -367,10 +367,18 @@ class Workload:
         return WrittenLedger(folded=folded, base=self.base or Totals(), pods=pods)
 
 
+class ReportObserver(Protocol):
+    """Who wants to see each report that was counted."""
+
+    def report(self, workload: Workload, track: PodTrack, report: Report, at: float) -> None:
+        """Take a report that counts for a workload, its own or one that borrows the pod. `at`: Unix seconds."""
+
+
 class Workloads:
     """All workloads and their pods. A `PodObserver` and a `ReportSink`; used from one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, observer: ReportObserver | None = None) -> None:
+        self.observer = observer
         self._workloads: dict[str, Workload] = {}
         self._clusters: dict[str, JobSeen] = {}
         self._groups: dict[GroupKey, PodGroup] = {}
@@ -563,12 +571,22 @@ class Workloads:
         elif report.cluster_stages is not None and group.kind == JobKind.RAY_CLUSTER:
             group.hear_driver(report.cluster_stages, received_at)
         self._touch_group(group)
+        self._show(group, track, report, received_at)
         return AcceptResult(
             accepted=counted.accepted,
             gpu_uuids=group.gpus_of(track.record),
             # A head has asked itself, and knows it better.
             stages=None if leads else group.stages_of(track.record, now=received_at),
         )
+
+    def _show(self, group: PodGroup, track: PodTrack, report: Report, at: float) -> None:
+        if self.observer is None:
+            return
+        uids = {group.workload, *group.borrowers} if group.workload else group.borrowers
+        for uid in uids:
+            workload = self._workloads.get(uid) if uid else None
+            if workload is not None:
+                self.observer.report(workload, track, report, at)
 
     def workload_of_pod(self, pod: PodRecord) -> Workload | None:
         """Return the workload that a pod counts for; None while it is not known."""
