@@ -67,9 +67,69 @@ def test_a_guarded_dashboard_is_said_and_the_agent_takes_over(kubectl: Kubectl, 
         driver.kill()
 
 
+MARKED = """
+import time
+from verl_gpumonitor import ResourceMonitor
+monitor = ResourceMonitor(interval=1.0)
+for step in range(1, 6):
+    with monitor.stage("gen", role="rollout", step=step):
+        time.sleep(4.0)
+    with monitor.stage("update_actor", role="actor", step=step):
+        time.sleep(3.0)
+    monitor.log(f"after_step_{step}")
+print("done", flush=True)
+time.sleep(8.0)
+"""
+
+
+def with_library(job: jobs.Object, image: str) -> jobs.Object:
+    """Put the library beside the job's Python, as `pip install` would: out of our own image, which has the same."""
+    copied = {"name": "library", "mountPath": "/opt/library"}
+    copier = {
+        "name": "copy-library",
+        "image": image,
+        "command": ["cp", "-r", "/opt/gpumonitor/lib/.", "/opt/library/"],
+        "volumeMounts": [copied],
+    }
+    for replica in job["spec"]["pytorchReplicaSpecs"].values():
+        spec = replica["template"]["spec"]
+        spec["initContainers"] = [copier]
+        spec["volumes"] = [{"name": "library", "emptyDir": {}}]
+        main = spec["containers"][0]
+        main["volumeMounts"] = [copied]
+        main["env"] = [{"name": "PYTHONPATH", "value": "/opt/site:/opt/simgpu:/opt/library"}]
+    return job
+
+
+def test_marks_of_the_program_are_exact(kubectl: Kubectl, namespace: str, values: dict[str, dict[str, str]]) -> None:
+    image = f"{values['image']['registry']}/sidecar:{values['image']['tag']}"
+    job = with_library(jobs.pytorchjob("marked", command=["python3", "-c", MARKED], gpus=8), image)
+    kubectl.apply(job, namespace)
+    await_source(kubectl, "marked", namespace, "marks", within=120)
+    monitors.await_steps(kubectl, "marked", namespace, 5)
+    monitors.await_phase(kubectl, "marked", namespace, "Succeeded")
+    table = monitors.stage_table(monitors.status(kubectl, "marked", namespace))
+    assert abs(table["gen"]["secondsPerStep"] - 4.0) <= 1.0
+    assert abs(table["update_actor"]["secondsPerStep"] - 3.0) <= 1.0
+    assert table["gen"]["role"] == "rollout"
+
+
+def test_sft_is_a_trainer_and_no_stage_is_invented(kubectl: Kubectl, namespace: str) -> None:
+    kubectl.run("apply", "-n", namespace, "-k", "examples/pytorchjob-sft")
+
+    def told() -> jobs.Object | None:
+        now = monitors.status(kubectl, "verl-sft", namespace)
+        return now if now.get("role") == "trainer" else None
+
+    now = eventually(told, within=120, what="role trainer")
+    assert now["stage"] == "other"
+    assert {row["stage"] for row in now.get("stages", [])} <= {"other", "unknown"}
+    assert now.get("step") is None
+
+
 @pytest.fixture(scope="module")
 def shared(kubectl: Kubectl, release: str) -> Iterator[tuple[str, str]]:
-    """A RayCluster that several tests use one after another: (name, namespace)."""
+    """A RayCluster that several tests use one after another: (name, namespace). It holds half of the node to the end."""
     namespace, name = "test-stages", "shared"
     kubectl.delete("namespace", namespace)
     kubectl.run("create", "namespace", namespace)
@@ -173,63 +233,3 @@ def drive_when_it_can(kubectl: Kubectl, pod: str, namespace: str, command: str) 
 
     eventually(joined, within=180, what="workers at the new head", every=2)
     return rayclusters.drive(kubectl, pod, namespace, command)
-
-
-MARKED = """
-import time
-from verl_gpumonitor import ResourceMonitor
-monitor = ResourceMonitor(interval=1.0)
-for step in range(1, 6):
-    with monitor.stage("gen", role="rollout", step=step):
-        time.sleep(4.0)
-    with monitor.stage("update_actor", role="actor", step=step):
-        time.sleep(3.0)
-    monitor.log(f"after_step_{step}")
-print("done", flush=True)
-time.sleep(8.0)
-"""
-
-
-def with_library(job: jobs.Object, image: str) -> jobs.Object:
-    """Put the library beside the job's Python, as `pip install` would: out of our own image, which has the same."""
-    copied = {"name": "library", "mountPath": "/opt/library"}
-    copier = {
-        "name": "copy-library",
-        "image": image,
-        "command": ["cp", "-r", "/opt/gpumonitor/lib/.", "/opt/library/"],
-        "volumeMounts": [copied],
-    }
-    for replica in job["spec"]["pytorchReplicaSpecs"].values():
-        spec = replica["template"]["spec"]
-        spec["initContainers"] = [copier]
-        spec["volumes"] = [{"name": "library", "emptyDir": {}}]
-        main = spec["containers"][0]
-        main["volumeMounts"] = [copied]
-        main["env"] = [{"name": "PYTHONPATH", "value": "/opt/site:/opt/simgpu:/opt/library"}]
-    return job
-
-
-def test_marks_of_the_program_are_exact(kubectl: Kubectl, namespace: str, values: dict[str, dict[str, str]]) -> None:
-    image = f"{values['image']['registry']}/sidecar:{values['image']['tag']}"
-    job = with_library(jobs.pytorchjob("marked", command=["python3", "-c", MARKED], gpus=8), image)
-    kubectl.apply(job, namespace)
-    await_source(kubectl, "marked", namespace, "marks", within=120)
-    monitors.await_steps(kubectl, "marked", namespace, 5)
-    monitors.await_phase(kubectl, "marked", namespace, "Succeeded")
-    table = monitors.stage_table(monitors.status(kubectl, "marked", namespace))
-    assert abs(table["gen"]["secondsPerStep"] - 4.0) <= 1.0
-    assert abs(table["update_actor"]["secondsPerStep"] - 3.0) <= 1.0
-    assert table["gen"]["role"] == "rollout"
-
-
-def test_sft_is_a_trainer_and_no_stage_is_invented(kubectl: Kubectl, namespace: str) -> None:
-    kubectl.run("apply", "-n", namespace, "-k", "examples/pytorchjob-sft")
-
-    def told() -> jobs.Object | None:
-        now = monitors.status(kubectl, "verl-sft", namespace)
-        return now if now.get("role") == "trainer" else None
-
-    now = eventually(told, within=120, what="role trainer")
-    assert now["stage"] == "other"
-    assert {row["stage"] for row in now.get("stages", [])} <= {"other", "unknown"}
-    assert now.get("step") is None
