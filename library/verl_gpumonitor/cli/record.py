@@ -29,6 +29,8 @@ from .times import Seconds
 
 FLUSH_SECONDS: Final = 3.0
 """What is not written yet is lost with us: so much, and what waits to be put in order."""
+MAX_INTERVAL_SECONDS: Final = 10.0
+"""A longer silence is a gap to the diagnosis, of which nothing is known."""
 OFF: Final = ("off", "no", "none")
 
 
@@ -47,7 +49,7 @@ OFF: Final = ("off", "no", "none")
 @click.option(
     "-l",
     "--interval",
-    type=click.FloatRange(0.5, 60),
+    type=click.FloatRange(0.5, MAX_INTERVAL_SECONDS),
     default=2.0,
     show_default=True,
     help="Seconds between two lines of a GPU. Memory is read twice a second whatever this is.",
