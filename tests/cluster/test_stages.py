@@ -129,7 +129,7 @@ def test_sft_is_a_trainer_and_no_stage_is_invented(kubectl: Kubectl, namespace: 
 
 @pytest.fixture(scope="module")
 def shared(kubectl: Kubectl, release: str) -> Iterator[tuple[str, str]]:
-    """A RayCluster that several tests use one after another: (name, namespace). It holds half of the node to the end."""
+    """A RayCluster that several tests use one after another: (name, namespace). It holds half the node to the end."""
     namespace, name = "test-stages", "shared"
     kubectl.delete("namespace", namespace)
     kubectl.run("create", "namespace", namespace)
