@@ -62,7 +62,7 @@ def _extent(header: Header, end: float) -> str:
     pods = header.pods or []
     gpus = sum(len(pod.gpus or ()) for pod in pods)
     verl = header.frameworks.verl if header.frameworks else None
-    parts = [f"{gpus} GPUs in {len(pods)} pods", f"{clock(end)} recorded"]
+    parts = [f"{gpus} GPUs in {len(pods)} pod{'' if len(pods) == 1 else 's'}", f"{clock(end)} recorded"]
     return ", ".join([*parts, f"verl {verl}"] if verl else parts)
 
 

@@ -42,6 +42,13 @@ WANTED: Final = ("utilization.gpu", "memory.used")
 """A log without any of these says nothing of GPUs at work."""
 
 
+WINDOW_SECONDS: Final = 5.0
+LONG_SECONDS: Final = 3600.0
+LONG_WINDOW_SECONDS: Final = 12.0
+"""Rows of a GPU are joined to one line for so many seconds, after the first hour for more: a log has no stages, so that
+nothing is to be seen in a single second but a peak of memory, which is kept."""
+
+
 class Row(NamedTuple):
     """One GPU at one moment. `unix`: None where the log has no times."""
 
@@ -143,24 +150,75 @@ def _by_name(model: str | None) -> int | None:
     return int(found[1]) * 2**30 if found else None
 
 
+class _Window:
+    """Rows of one GPU that become one line: means of load and power, the newest memory and its peak."""
+
+    __slots__ = ("heat", "load", "peak", "t", "throttled", "used", "watts")
+
+    def __init__(self) -> None:
+        self.t = 0.0
+        self.load: list[float] = []
+        self.watts: list[float] = []
+        self.used: int | None = None
+        self.peak: int | None = None
+        self.heat: float | None = None
+        self.throttled: dict[str, None] | None = None
+
+    def add(self, t: float, row: Row) -> None:
+        self.t = t
+        if row.utilization is not None:
+            self.load.append(row.utilization)
+        if row.power_watts is not None:
+            self.watts.append(row.power_watts)
+        if row.memory_used_bytes is not None:
+            self.used = row.memory_used_bytes
+            self.peak = self.used if self.peak is None else max(self.peak, self.used)
+        if row.temperature_celsius is not None:
+            self.heat = row.temperature_celsius if self.heat is None else max(self.heat, row.temperature_celsius)
+        if row.throttled is not None:
+            self.throttled = {**(self.throttled or {}), **dict.fromkeys(row.throttled)}
+
+    def line(self, gpu: str) -> GpuLine:
+        return GpuLine(
+            t=self.t,
+            pod=POD,
+            uuid=gpu,
+            utilization=sum(self.load) / len(self.load) if self.load else None,
+            memory_used_bytes=self.used,
+            memory_peak_bytes=self.peak,
+            power_watts=sum(self.watts) / len(self.watts) if self.watts else None,
+            temperature_celsius=self.heat,
+            throttled=None if self.throttled is None else list(self.throttled),
+        )
+
+
 def _gpu_lines(rows: Iterator[Row], interval_seconds: float) -> Iterator[GpuLine]:
+    """Yield a line for each GPU and window, in order of time."""
     begin: float | None = None
     seen: dict[str, int] = {}
+    windows: dict[str, _Window] = {}
+    current = 0
     for row in rows:
-        seen[row.gpu] = seen.get(row.gpu, -1) + 1
-        begin = row.unix if begin is None else begin
-        counted = seen[row.gpu] * interval_seconds
-        t = counted if row.unix is None or begin is None else max(0.0, row.unix - begin)
-        yield GpuLine(
-            t=t,
-            pod=POD,
-            uuid=row.gpu,
-            utilization=row.utilization,
-            memory_used_bytes=row.memory_used_bytes,
-            power_watts=row.power_watts,
-            temperature_celsius=row.temperature_celsius,
-            throttled=row.throttled,
-        )
+        gpu = row.gpu
+        if row.unix is None:
+            seen[gpu] = seen.get(gpu, -1) + 1
+            t = seen[gpu] * interval_seconds
+        else:
+            begin = row.unix if begin is None else begin
+            t = max(0.0, row.unix - begin)
+        number = int(t / WINDOW_SECONDS if t < LONG_SECONDS else LONG_SECONDS + t / LONG_WINDOW_SECONDS)
+        if number != current:
+            yield from _closed(windows)
+            windows, current = {}, number
+        window = windows.get(gpu)
+        if window is None:
+            window = windows[gpu] = _Window()
+        window.add(t, row)
+    yield from _closed(windows)
+
+
+def _closed(windows: dict[str, _Window]) -> list[GpuLine]:
+    return [window.line(gpu) for gpu, window in sorted(windows.items(), key=lambda item: item[1].t)]
 
 
 # --- CSV ------------------------------------------------------------------------------------------------------------
@@ -180,7 +238,7 @@ def _csv(first: bytes, source: Iterator[bytes], problems: Problems) -> Iterator[
 
 def _split(line: str) -> list[str]:
     """Return the cells of a line. Python 3.10 raises for a NUL, as a disk that was full leaves them."""
-    return next(csv.reader([line.replace("\0", "")]), [])
+    return next(csv.reader([line.replace("\0", "").replace('"', "")]), [])
 
 
 def _places(titles: Sequence[str]) -> dict[str, tuple[int, str]]:
@@ -197,78 +255,123 @@ def _places(titles: Sequence[str]) -> dict[str, tuple[int, str]]:
 def _csv_rows(
     first: bytes, source: Iterator[bytes], places: dict[str, tuple[int, str]], problems: Problems
 ) -> Iterator[Row]:
+    """Yield the rows. A day of eight GPUs has 700,000 of them, so that this is written for speed."""
     head = first.strip()
     width = 1 + max(place for place, _ in places.values())
-    cell = _cells(places)
+    units = [places.get(name, (0, ""))[1] for name in ("memory.used", "memory.total")]
+    pick = _picker(places)
     times = _Times()
-    for number, line in enumerate(source, start=2):
-        if not line.strip() or line.strip() == head:
-            continue
-        cells = _split(line.decode("utf-8", errors="replace"))
-        if len(cells) < width or (not line.endswith(b"\n") and len(cells) == width and not cells[-1].strip()):
-            problems.add(number, f"has {len(cells)} of {width} columns")
+    lines = _Numbered(source)
+    for cells in csv.reader(lines):
+        if len(cells) < width:
+            if cells and any(map(str.strip, cells)):
+                problems.add(lines.number, f"has {len(cells)} of {width} columns")
             continue
         try:
-            yield _row(cells, places, cell, times)
+            yield _row(pick(cells), units, times)
         except ValueError as error:
-            problems.add(number, str(error))
+            if lines.last.strip() != head:  # two logs that were joined
+                problems.add(lines.number, str(error))
 
 
-Cell = Callable[[Sequence[str], str], str | None]
+class _Numbered:
+    """Lines as text for the reader of tables, which must not see a NUL, and the number of the newest."""
+
+    def __init__(self, source: Iterator[bytes]) -> None:
+        self._source = source
+        self.number = 1
+        self.last = b""
+
+    def __iter__(self) -> "_Numbered":
+        return self
+
+    def __next__(self) -> str:
+        self.last = line = next(self._source)
+        self.number += 1
+        # A quote that is never closed would swallow the rest of the file.
+        return line.decode("utf-8", errors="replace").replace("\0", "").replace('"', "")
 
 
-def _cells(places: dict[str, tuple[int, str]]) -> Cell:
-    def cell(cells: Sequence[str], name: str) -> str | None:
-        if name not in places:
-            return None
-        text = cells[places[name][0]].strip()
-        return None if text.lower() in UNKNOWN_CELLS else text
-
-    return cell
+_COLUMNS: Final = (
+    *("timestamp", "index", "uuid", "name", "utilization.gpu"),
+    *("memory.used", "memory.total", "temperature.gpu", "power.draw", "clocks_event_reasons.active"),
+)
 
 
-def _row(cells: Sequence[str], places: dict[str, tuple[int, str]], cell: Cell, times: "_Times") -> Row:
-    index_text, uuid = cell(cells, "index"), cell(cells, "uuid")
+def _picker(places: dict[str, tuple[int, str]]) -> Callable[[Sequence[str]], list[str]]:
+    """Return a function that picks the columns of interest, in their order; empty for those that are not there."""
+    wanted = [places[name][0] if name in places else None for name in _COLUMNS]
+
+    def pick(cells: Sequence[str]) -> list[str]:
+        return ["" if place is None else cells[place] for place in wanted]
+
+    return pick
+
+
+def _known(cell: str) -> str | None:
+    text = cell.strip()
+    return None if text.lower() in UNKNOWN_CELLS else text
+
+
+def _row(picked: Sequence[str], units: Sequence[str], times: "_Times") -> Row:
+    time, index_cell, uuid_cell, model, percent_cell, used, total, heat, power, reasons_cell = picked
+    index_text, uuid = _known(index_cell), _known(uuid_cell) if uuid_cell else None
     if index_text is None and uuid is None:
         raise ValueError("names no GPU")
     index = None if index_text is None else int(index_text)
-    used, total = (_bytes(cell(cells, name), places.get(name)) for name in ("memory.used", "memory.total"))
-    percent = _number(cell(cells, "utilization.gpu"))
-    reasons = cell(cells, "clocks_event_reasons.active")
-    time = cell(cells, "timestamp")
+    percent = _number(percent_cell)
+    reasons = _known(reasons_cell) if reasons_cell else None
     return Row(
-        None if time is None else times.read(time),
+        times.read(time) if time else None,
         uuid or f"GPU-{index}",
         index,
-        cell(cells, "name"),
+        _known(model) if model else None,
         None if percent is None else min(1.0, max(0.0, percent / 100)),
-        used,
-        total,
-        _number(cell(cells, "temperature.gpu")),
-        _number(cell(cells, "power.draw")),
+        _bytes(used, units[0]),
+        _bytes(total, units[1]),
+        _number(heat),
+        _number(power),
         # nvidia-smi writes a number here, which says nothing without its table.
         None if reasons is None or reasons.startswith("0x") else reasons.split(),
     )
 
 
-def _number(text: str | None) -> float | None:
-    if text is None:
+def _number(cell: str) -> float | None:
+    """Return a number, with or without a unit after it; None for an unknown one. Raises ValueError."""
+    if not cell:
         return None
+    try:
+        return float(cell)
+    except ValueError:
+        return _with_unit(cell)[0]
+
+
+def _with_unit(cell: str) -> tuple[float | None, str]:
+    """Return a number and its unit: `79872 MiB`, `85%`. Raises ValueError."""
+    text = _known(cell)
+    if text is None:
+        return None, ""
     match = _NUMBER.fullmatch(text)
     if match is None:
         raise ValueError(f"{text[:40]!r} is no number")
-    return float(match[1])
+    return float(match[1]), match[2].lower()
 
 
-def _bytes(text: str | None, place: tuple[int, str] | None) -> int | None:
-    """Return the bytes of a cell: by the unit in it, else in its title, else MiB as nvidia-smi's."""
-    if text is None or place is None:
+def _bytes(cell: str, unit: str) -> int | None:
+    """Return the bytes of a cell: by the unit in it, else in its title, else MiB as nvidia-smi's. Raises ValueError."""
+    if not cell:
         return None
-    match = _NUMBER.fullmatch(text)
-    factor = None if match is None else _BYTES.get((match[2] or place[1]).lower())
-    if match is None or factor is None:
-        raise ValueError(f"{text[:40]!r} is no size of memory")
-    return int(float(match[1]) * factor)
+    value: float | None
+    try:
+        value, own = float(cell), ""
+    except ValueError:
+        value, own = _with_unit(cell)
+    if value is None:
+        return None
+    factor = _BYTES.get(own or unit)
+    if factor is None:
+        raise ValueError(f"{cell.strip()[:40]!r} is no size of memory")
+    return int(value * factor)
 
 
 class _Times:
@@ -276,12 +379,13 @@ class _Times:
 
     def __init__(self) -> None:
         self._text = ""
-        self._unix = 0.0
+        self._unix: float | None = None
 
-    def read(self, text: str) -> float:
-        """Return Unix seconds. Times without a zone are taken as UTC: only their differences matter."""
+    def read(self, text: str) -> float | None:
+        """Return Unix seconds; None for an unknown one. Without a zone it is UTC: only differences matter."""
         if text != self._text:
-            self._text, self._unix = text, unix_of(text)
+            known = _known(text)
+            self._text, self._unix = text, None if known is None else unix_of(known)
         return self._unix
 
 

@@ -68,12 +68,25 @@ def test_nvidia_smi_as_it_prints_with_units() -> None:
 )
 def test_the_same_log_in_other_forms(text: bytes) -> None:
     """Without times each round is one interval after the one before."""
-    _, lines, problems = read(text, interval=2.0)
+    _, lines, problems = read(text, interval=20.0)
     assert problems.rows == 0
     assert [(line.t, line.uuid, line.utilization, line.memory_used_bytes) for line in lines] == [
         (0.0, "GPU-0", 0.5, GIB),
         (0.0, "GPU-1", 0.5, GIB),
-        (2.0, "GPU-0", 0.5, GIB),
+        (20.0, "GPU-0", 0.5, GIB),
+    ]
+
+
+def test_rows_within_five_seconds_are_one_line_that_keeps_the_peak() -> None:
+    """The first line, of the first five seconds, has the mean load, the newest memory and its peak."""
+    rows = [b"timestamp,index,utilization.gpu,memory.used"]
+    rows += [
+        b"%d,0,%d,%d" % (1000 + at, load, used) for at, load, used in ((0, 10, 5), (2, 20, 9), (4, 30, 7), (6, 0, 1))
+    ]
+    _, lines, _ = read(b"\n".join(rows) + b"\n")
+    assert [(line.t, line.utilization, line.memory_used_bytes, line.memory_peak_bytes) for line in lines] == [
+        (4.0, pytest.approx(0.2), 7 * MIB, 9 * MIB),
+        (6.0, 0.0, MIB, MIB),
     ]
 
 
@@ -135,7 +148,7 @@ def test_no_bytes_raise_anything_else(data: bytes) -> None:
 )
 def test_what_gpumon_log_writes_is_read_back(samples: list[GpuSample]) -> None:
     names = columns.chosen("+uuid")
-    rows = [columns.csv_row(sample, names, unix=1e9 + at) for at, sample in enumerate(samples)]
+    rows = [columns.csv_row(sample, names, unix=1e9 + 20 * at) for at, sample in enumerate(samples)]
     _, lines, problems = read((columns.head(names) + "".join(rows)).encode())
     assert problems.rows == 0
     assert [(line.uuid, line.utilization, line.memory_used_bytes) for line in lines] == [

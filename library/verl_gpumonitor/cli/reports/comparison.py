@@ -82,7 +82,8 @@ def _summary(before: Run, after: Run) -> str:
             f"the busiest and the idlest GPU are {100 * spread_after:.0f} points apart, not {100 * spread_before:.0f}"
         )
     if before.headroom_bytes is not None and after.headroom_bytes is not None:
-        parts.append(f"the fullest GPU has {gib(after.headroom_bytes)} left, not {gib(before.headroom_bytes)}")
+        left, was = gib(after.headroom_bytes), gib(before.headroom_bytes)
+        parts.append(f"the fullest GPU has {left} left" + (", as before" if left == was else f", not {was}"))
     told = "; ".join(parts) or "too little is known of one of the two"
     old, new = _problems(before), _problems(after)
     if old and not new:
