@@ -6,6 +6,7 @@ import pytest
 
 from tests.unit.chart.rendering import NAMESPACE, RELEASE, Chart, Object, Rendered
 from verl_gpumonitor_operator import settings
+from verl_gpumonitor_operator.controller import ledgers
 
 READ = "get list watch"
 CONTROLLER_EVERYWHERE = {
@@ -29,6 +30,7 @@ CONTROLLER_AT_HOME = {
     "coordination.k8s.io/leases": "create",
     f"/secrets/{RELEASE}-certificates": "get update patch",
     f"/configmaps/{RELEASE}-breaker": "get update patch",
+    **{f"/configmaps/{name}": "get update patch" for name in ledgers.names(RELEASE)},
     f"coordination.k8s.io/leases/{RELEASE}-controller": "get update patch",
     f"apps/deployments/{RELEASE}-controller": "get",
 }
