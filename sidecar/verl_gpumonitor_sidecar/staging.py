@@ -29,6 +29,7 @@ _RESOLUTION: Final = {
     StageSource.TITLES: 1.0,
     StageSource.RAY_STATE: 1.0,
     StageSource.RAY_AGENT: 5.0,
+    StageSource.LAUNCH: 0.0,
 }
 _LAST_INTERVALS: Final = 8
 """So many of a source's newest intervals tell its resolution."""
@@ -83,7 +84,7 @@ class Staging:
 
         `final`: count all that waits, for nothing comes after.
         """
-        voices = _voices(heard)
+        voices = _voices(heard, now_unix)
         owns = self._owns(state, voices)
         self._observe(state, owns, now=now, now_unix=now_unix)
         self._settle(voices, now_unix, final=final)
@@ -181,7 +182,7 @@ class Staging:
         return StageNow(
             stage=interval.stage[:64] or OTHER,
             role=interval.role[:64] or UNKNOWN,
-            since=max(0.0, interval.begin),
+            since=interval.begin if interval.begin > 0.0 else None,
             step=step if interval.step is None else max(0, interval.step),
             job=interval.job[:128],
         )
@@ -190,7 +191,7 @@ class Staging:
         word = speaker(voices, now_unix)
         source = StageSource.NONE if word is None else word.source
         reason, message = heard.reason, heard.message
-        if reason is None and source in (StageSource.NONE, StageSource.RAY_AGENT):
+        if reason is None and source in (StageSource.NONE, StageSource.LAUNCH, StageSource.RAY_AGENT):
             reason, message = self._why(source, now_unix)
         return StageQuality(
             source=source,
@@ -243,13 +244,21 @@ def word_of(said: PodStages) -> StageWord:
     )
 
 
-def _voices(heard: Heard) -> list[Voice]:
-    """Return the sources, best first. What this pod's own processes mark and show is known at once."""
+def _voices(heard: Heard, now_unix: float) -> list[Voice]:
+    """Return the sources, best first. What this pod's own processes mark and show is known at once.
+
+    What the job was started with holds at all times, and is told once.
+    """
     relayed = [heard.own] if heard.own is not None and heard.own.known_until > heard.own.known_from else [heard.relayed]
     marked = [word for word in relayed if word is not None and word.source is StageSource.MARKS]
     asked = [word for word in relayed if word is not None and word.source is not StageSource.MARKS]
-    late = [*marked, heard.titles, *asked, heard.agent]
-    return [Voice(word, late=False) for word in heard.marks] + [Voice(word) for word in late if word is not None]
+    launch = [word for word in relayed if word is not None and word.source is StageSource.LAUNCH]
+    late = [*marked, heard.titles, *(word for word in asked if word not in launch), heard.agent]
+    return [
+        *(Voice(word, late=False) for word in heard.marks),
+        *(Voice(word) for word in late if word is not None),
+        *(Voice(msgspec.structs.replace(word, known_until=now_unix), late=False) for word in launch),
+    ]
 
 
 def _roles(voices: list[Voice], owns: Mapping[str, Own], now_unix: float) -> dict[str, str]:

@@ -21,6 +21,8 @@ class StageSource(StrEnum):
     """Ray's State API, asked by the head's sidecar: exact begins."""
     RAY_AGENT = "ray-agent"
     """Ray's metrics agent in the pod: new each 5 s."""
+    LAUNCH = "launch"
+    """What the job was started with, where its program does one thing all the time: a trainer that only trains."""
     NONE = "none"
 
 

@@ -232,7 +232,7 @@ class Patient:
             self._container(chart, record, self.t_of(at))
 
     def _stage(self, workload: Workload, name: str, report: Report, t: float) -> None:
-        if report.stage_quality.source is StageSource.NONE:
+        if report.stage_quality.source in (StageSource.NONE, StageSource.LAUNCH):
             return
         told: Iterable[StageNow] = (*([report.stage] if report.stage is not None else []), *report.other_stages)
         now = next((one for one in told if workload.counts(one.job)), None)
@@ -338,6 +338,7 @@ def _pieces(step: StepReport, report: Report, chart: PodChart) -> Iterable[tuple
                     piece_of(
                         stage=stage.stage,
                         role=stage.role,
+                        seconds=stage.seconds,
                         observed_seconds=figures.observed_seconds,
                         busy_seconds=figures.busy_seconds,
                         energy_joules=figures.energy_joules,

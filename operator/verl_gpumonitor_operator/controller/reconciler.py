@@ -451,11 +451,14 @@ class Reconciler:
         entry.most_reported = max(entry.most_reported, sum(1 for gpu in gpus if gpu.reported))
         totals = workload.totals()
         launch = self._launches.of(workload.job.uid, command)
+        trainer_alone = trains_alone(workload.job, launch.get("program") if launch is not None else None)
+        if trainer_alone:
+            self._workloads.trains_alone(workload.job.uid)
         stages = view(
             workload,
             [track for track in tracks if self._is_fresh(track, now)],
             totals.stages,
-            trainer_alone=trains_alone(workload.job, launch.get("program") if launch is not None else None),
+            trainer_alone=trainer_alone,
         )
         picture = Picture(
             job=workload.job,

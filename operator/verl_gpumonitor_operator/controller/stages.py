@@ -20,6 +20,7 @@ MAX_ROWS: Final = 16
 MAX_POOLS: Final = 8
 WEAKEST_FIRST: Final = (
     StageSource.NONE,
+    StageSource.LAUNCH,
     StageSource.RAY_AGENT,
     StageSource.RAY_STATE,
     StageSource.TITLES,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
 from verl_gpumonitor.model.marks import EVERY_NODE
-from verl_gpumonitor.model.report import ClusterStages, PodStages, RayJobInfo, Report
+from verl_gpumonitor.model.report import ClusterStages, PodStages, RayJobInfo, RayStage, Report
 from verl_gpumonitor.model.stages import StageSource
 
 from .jobs import JobKind, JobSeen
@@ -387,6 +387,8 @@ class Workloads:
         self._clusters_by_name: dict[tuple[str, str], str] = {}
         self._orphans: set[GroupKey] = set()
         """Groups whose workload is not known yet."""
+        self._trainers: set[str] = set()
+        """Workloads whose command line says that they do nothing but train."""
         self._borrowing: set[str] = set()
         """Workloads that want a RayCluster of somebody else."""
         self._dirty: set[str] = set()
@@ -486,6 +488,7 @@ class Workloads:
         if self._by_name.get(key) == uid:
             del self._by_name[key]
         self._borrowing.discard(uid)
+        self._trainers.discard(uid)
         workload.forget_left()
         for group in workload.groups.values():
             if not group.pods:
@@ -576,8 +579,21 @@ class Workloads:
             accepted=counted.accepted,
             gpu_uuids=group.gpus_of(track.record),
             # A head has asked itself, and knows it better.
-            stages=None if leads else group.stages_of(track.record, now=received_at),
+            stages=None
+            if leads
+            else group.stages_of(track.record, now=received_at) or self._launched(workload, received_at),
         )
+
+    def trains_alone(self, uid: str) -> None:
+        """Take note that a workload's program does nothing but train, so that its sidecars are told so."""
+        self._trainers.add(uid)
+
+    def _launched(self, workload: Workload | None, received_at: float) -> PodStages | None:
+        """Return what the command line says of a pod's stages: the same at all times; None where it says nothing."""
+        if workload is None or workload.job.uid not in self._trainers:
+            return None
+        always = RayStage(stage="other", role="trainer", begin=0.0)
+        return PodStages(source=StageSource.LAUNCH, known_from=0.0, known_until=received_at, intervals=[always])
 
     def _show(self, group: PodGroup, track: PodTrack, report: Report, at: float) -> None:
         if self.observer is None:

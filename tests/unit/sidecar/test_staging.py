@@ -259,3 +259,36 @@ def test_the_reason_of_the_state_api_is_passed_on() -> None:
     world.turn(Heard(reason="DashboardGuarded", message="wants a token", ask_seconds=60.0))
     quality = world.picture.quality
     assert (quality.reason, quality.message, quality.ask_seconds) == ("DashboardGuarded", "wants a token", 60.0)
+
+
+def test_what_a_job_was_started_with_holds_at_all_times() -> None:
+    """The controller says it once, after some time; marks, while there are any, go before it."""
+    world = World(ray_node_type="")
+    said = word_of(
+        PodStages(
+            source=StageSource.LAUNCH,
+            known_from=0.0,
+            known_until=START + 5,
+            intervals=[RayStage(stage="other", role="trainer", begin=0.0)],
+        )
+    )
+    staging = world.staging
+    state = PodState(gpus_requested=2)
+    picture = StagePicture()
+    for second in range(1, 40):
+        heard = Heard(relayed=said if second > 5 else None)
+        picture = staging.turn(state, heard, now=float(second), now_unix=START + second)
+    assert picture.now is not None
+    assert (picture.now.stage, picture.now.role, picture.now.since) == ("other", "trainer", None)
+    assert (picture.quality.source, picture.quality.reason) == (StageSource.LAUNCH, "NoSource")
+    assert picture.pod_seconds["", "other", "trainer"] == pytest.approx(33.0, abs=1.5)
+    marks = StageWord(
+        source=StageSource.MARKS,
+        known_from=START + 30,
+        known_until=START + 40,
+        intervals=(StageInterval(stage="update_actor", role="actor", begin=START + 31),),
+    )
+    picture = staging.turn(state, Heard(marks=(marks,), relayed=said), now=40.0, now_unix=START + 40)
+    assert picture.now is not None
+    assert (picture.now.stage, picture.quality.source) == ("update_actor", StageSource.MARKS)
+    assert picture.steps == ()
