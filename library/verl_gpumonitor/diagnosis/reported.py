@@ -39,11 +39,6 @@ class ReportedHistory(History):
         """Pod that tells steps -> those that others have not told yet, with the time at which they came."""
         super().__init__(header, depth=depth, gap_seconds=max(GAP_SECONDS, GAP_INTERVALS * interval_seconds))
 
-    @property
-    def staged(self) -> bool:
-        """Whether stages are told, so that rules know what a GPU's memory and load mean."""
-        return self.stages_told
-
     def launched(self, header: Header) -> None:
         """Take what has become known of the program; pods stay as they are."""
         fresh = History(Header(format=header.format, workload=header.workload, entrypoint=header.entrypoint))
@@ -151,22 +146,26 @@ def piece_of(
     *,
     stage: str,
     role: str,
+    seconds: float,
     observed_seconds: float,
     busy_seconds: float,
     energy_joules: float | None,
     peak_bytes: int | None,
     floor_bytes: int | None,
 ) -> Piece:
-    """Make the piece of a stage that somebody else added up from samples of each second."""
-    samples = max(1, round(observed_seconds))
+    """Make the piece of a stage that somebody else added up from samples of each second.
+
+    `seconds`: how long it took; `observed_seconds`: for how much of that utilisation is known, none under MIG.
+    """
+    samples = max(1, round(seconds))
     return Piece(
         stage=stage,
         role=role or UNKNOWN,
         step=0,
-        seconds=observed_seconds,
+        seconds=observed_seconds or seconds,
         known_seconds=observed_seconds,
         busy_seconds=min(busy_seconds, observed_seconds),
-        powered_seconds=observed_seconds if energy_joules is not None else 0.0,
+        powered_seconds=(observed_seconds or seconds) if energy_joules is not None else 0.0,
         energy_joules=energy_joules or 0.0,
         peak_bytes=peak_bytes,
         floor_bytes=floor_bytes,

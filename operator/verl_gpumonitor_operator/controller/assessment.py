@@ -355,12 +355,7 @@ def with_advice(finding: Finding) -> str:
     """Return what was found, and the first thing to do about it, for an Event."""
     if not finding.advice:
         return finding.message
-    first = finding.advice[0]
-    change = ""
-    if first.parameter is not None and first.suggested is not None:
-        now = f" from {first.current}" if first.current is not None else ""
-        change = f"Set {first.parameter}{now} to {first.suggested}: "
-    return f"{finding.message.rstrip('.')}. {change}{first.text}"
+    return f"{finding.message.rstrip('.')}. {finding.advice[0].text.rstrip('.')}."
 
 
 def _resolve(reason: str) -> Transition:

@@ -32,6 +32,8 @@ STAGES: Final = 8
 DEEP: Final = 24
 SHALLOW: Final = 12
 """Steps that are remembered: rules that look farthest want eight, and some that are not like the others."""
+SETTLED_STEPS: Final = 3
+"""Until then the simple rules, which see the present alone, are asked as well."""
 JUDGE_SECONDS: Final = 5.0
 GPUS_PER_JUDGE_SECOND: Final = 100.0
 """A job of 1,000 GPUs is judged each 10 s."""
@@ -79,7 +81,7 @@ class Opinion:
     """What the diagnosis thinks of a workload now."""
 
     staged: bool = False
-    """Stages are known, so that the simple rules have nothing to add."""
+    """Whole steps with their stages are known, so that the simple rules have nothing to add."""
     open: Sequence[Found] = ()
     raised: Sequence[Found] = ()
     """New since the last look."""
@@ -267,7 +269,7 @@ class Clinic:
         repeated = [one for one in found if t - case.told.get(one.key, t) >= REPEAT_SECONDS]
         self._note(case, found, {one.key for one in (*raised, *repeated)}, t)
         return Opinion(
-            staged=patient.history.staged and patient.follows is not Follows.NONE,
+            staged=patient.history.stages_told and patient.history.step >= SETTLED_STEPS,
             open=(*found, *_resumed(case)),
             raised=raised,
             repeated=repeated,
@@ -341,8 +343,7 @@ def _unknown(patient: Patient) -> Mapping[str, tuple[str, str]]:
     if not any(pod.last_host is not None for pod in history.pods.values()):
         said["HostMemoryRisk"] = UNKNOWN_WHY["host"]
     if history.step == 0:
-        early = ("Hung", "Underutilized", *(("OOMRisk", "Imbalanced") if history.staged else ()))
-        said.update(dict.fromkeys(early, UNKNOWN_WHY["early"]))
+        said.update(dict.fromkeys(("Hung", "Underutilized"), UNKNOWN_WHY["early"]))
     return said
 
 
