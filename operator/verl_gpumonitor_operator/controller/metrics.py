@@ -62,6 +62,7 @@ class ControllerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
         yield from _workloads(self._parts.reconciler)
+        yield _pods(self._parts.reconciler)
         yield from _stages(self._parts.reconciler)
         yield from self._own()
         yield from self._writes()
@@ -158,6 +159,24 @@ def _workloads(reconciler: Reconciler) -> Iterator[Metric]:
         for reason, severity in sorted({(item.reason, item.severity.value) for item in found}):
             finding.add_metric([*key, reason, severity], 1.0)
     yield from (info, requested, reported, load, peak, unseen, finding)
+
+
+def _pods(reconciler: Reconciler) -> Metric:
+    """Return whose each pod is: series of sidecars know their pod alone.
+
+    Pods of a borrowed cluster have one series for the cluster and one for each RayJob that runs in it.
+    """
+    info = GaugeMetricFamily(
+        "gpumonitor_workload_pod_info", "1 for each pod of a running workload.", labels=[*KEY, "pod"]
+    )
+    for workload, _ in reconciler.entries():
+        if workload.job.ended or workload.gone_at is not None:
+            continue
+        key = [workload.job.namespace, workload.job.name, workload.job.kind.value]
+        # By name, since a pod that follows one of its own name may be seen before the end of that.
+        for name in sorted({track.record.name for track in workload.pods() if track.record.live}):
+            info.add_metric([*key, name], 1.0)
+    return info
 
 
 def _of_picture(workload: Workload, entry: Entry, key: list[str], families: tuple[GaugeMetricFamily, ...]) -> None:

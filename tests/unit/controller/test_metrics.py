@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry, enable_created_metrics, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.unit.controller.builders import GIB
+from tests.unit.controller.builders import GIB, gpu_template, metadata, owner_of, pod
 from tests.unit.controller.test_reconciler import GEN, Life, living
 from tests.unit.test_docs import in_code
 from verl_gpumonitor.model.report import StageCount, StepReport
@@ -55,6 +55,7 @@ NAMES = {
     "gpumonitor_workload_gpus_requested",
     "gpumonitor_workload_info",
     "gpumonitor_workload_memory_peak_ratio",
+    "gpumonitor_workload_pod_info",
     "gpumonitor_workload_pods_unmonitored",
     "gpumonitor_workload_stage_busy_seconds_total",
     "gpumonitor_workload_stage_energy_joules_total",
@@ -158,6 +159,64 @@ async def test_a_workload_that_is_gone_leaves_no_series() -> None:
         life.reconciler.job_gone(JobKind.PYTORCH_JOB, "uid-sft")
         await life.run(60)
         assert of_workload(life) == {}
+
+
+def pods_of(life: Life) -> set[tuple[str, str, str]]:
+    """Kind, workload and pod of each series that joins them; all are 1 and of the workload's namespace."""
+    found = {labels: value for (name, labels), value in scraped(life).items() if name == "gpumonitor_workload_pod_info"}
+    assert set(found.values()) <= {1.0}
+    assert {dict(labels)["namespace"] for labels in found} <= {"train"}
+    return {(by["kind"], by["workload"], by["pod"]) for by in map(dict, found)}
+
+
+async def test_each_living_pod_of_a_running_job_is_named() -> None:
+    async with living() as life:
+        life.job()
+        record = life.pod()
+        life.workloads.pod_seen(pod("w-0", record.owner, phase="Pending"))
+        life.workloads.pod_seen(pod("w-1", record.owner, phase="Failed"))
+        life.workloads.pod_seen(pod("w-0", record.owner, uid="uid-w-0-again"))
+        await life.run(5)
+        assert pods_of(life) == {("PyTorchJob", "sft", "m"), ("PyTorchJob", "sft", "w-0")}
+        life.job("Succeeded")
+        await life.run(5)
+        assert pods_of(life) == set()
+
+
+async def test_pods_of_a_borrowed_cluster_are_the_clusters_and_while_it_runs_the_jobs() -> None:
+    def tune(life: Life, *, deployment: str, job: str) -> None:
+        life.reconciler.job_seen(
+            JobKind.RAY_JOB,
+            {
+                "metadata": metadata("tune"),
+                "spec": {"clusterSelector": {"ray.io/cluster": "shared"}},
+                "status": {"rayClusterName": "shared", "jobDeploymentStatus": deployment, "jobStatus": job},
+            },
+        )
+
+    of_cluster = {("RayCluster", "shared", "shared-head"), ("RayCluster", "shared", "shared-w0")}
+    async with living() as life:
+        spec = {"headGroupSpec": gpu_template(None), "workerGroupSpecs": [{"replicas": 1, **gpu_template(4)}]}
+        life.reconciler.job_seen(JobKind.RAY_CLUSTER, {"metadata": metadata("shared"), "spec": spec})
+        life.workloads.pod_seen(pod("shared-head", owner_of(JobKind.RAY_CLUSTER, "shared"), gpus=0))
+        life.workloads.pod_seen(pod("shared-w0", owner_of(JobKind.RAY_CLUSTER, "shared")))
+        tune(life, deployment="Running", job="RUNNING")
+        await life.run(5)
+        assert pods_of(life) == of_cluster | {("RayJob", "tune", name) for _, _, name in of_cluster}
+        tune(life, deployment="Complete", job="SUCCEEDED")
+        await life.run(5)
+        assert pods_of(life) == of_cluster
+
+
+async def test_pods_of_a_jobs_own_cluster_are_the_jobs_alone() -> None:
+    async with living() as life:
+        cluster = metadata("tune-x", owner={"kind": "RayJob", "name": "tune", "uid": "uid-tune"})
+        body = {"spec": {}, "status": {"rayClusterName": "tune-x", "jobDeploymentStatus": "Running"}}
+        life.reconciler.job_seen(JobKind.RAY_JOB, {"metadata": metadata("tune"), **body})
+        life.reconciler.job_seen(JobKind.RAY_CLUSTER, {"metadata": cluster, "spec": {}})
+        life.workloads.pod_seen(pod("tune-x-head", owner_of(JobKind.RAY_CLUSTER, "tune-x")))
+        await life.run(5)
+        assert pods_of(life) == {("RayJob", "tune", "tune-x-head")}
 
 
 def test_no_two_processes_serve_a_series_of_the_same_name() -> None:
