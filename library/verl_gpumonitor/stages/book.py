@@ -99,8 +99,11 @@ class Book:
         for (key, _), entry in zip(new, began, strict=True):
             self._admit(key, entry)
         for key in things.keys() & self._open.keys():
-            self._open[key].seen_at = at
-            self._open[key].resolution = self._gap
+            entry = self._open[key]
+            entry.seen_at, entry.resolution = at, self._gap
+            if not entry.thing.job and things[key].job:
+                # Whose work it is may be found later than that it runs.
+                entry.thing = msgspec.structs.replace(entry.thing, job=things[key].job)
         self._forget(at)
         return bool(new or gone)
 

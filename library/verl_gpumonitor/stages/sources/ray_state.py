@@ -202,8 +202,10 @@ class RayState:
         if self._jobs is not None:
             unknown = any(task.job_id not in self._jobs.job_ids for task in ours)
             read.append(self._list("jobs", now, unknown, self._jobs.ask))
-        if any(read):
-            self._map = ClusterMap(self._hosts, self._actors, self._jobs.submissions if self._jobs else None)
+        # The jobs list is read by others, too: a job that they met first is as new here.
+        submissions = self._jobs.submissions if self._jobs else {}
+        if any(read) or submissions != self._map.submissions:
+            self._map = ClusterMap(self._hosts, self._actors, submissions)
 
     def _list(self, name: str, now: float, lacking: bool, read: Callable[[], None]) -> bool:
         if not lacking or now < self._lists_due.get(name, now):
