@@ -68,7 +68,7 @@ def _watched(told: Iterable[Told], kind: JobKind, command: Command | None, pods:
             workloads.accept(PodIdentity(namespace="train", name=what.pod.name, uid=what.pod.uid), what, BEGAN + t)
         elif isinstance(what, JobLine):
             phase = what.phase or phase
-        elif isinstance(what, PodLine) and what.pod in pods:
+        elif what.pod in pods:
             pods[what.pod] = _changed(pods[what.pod], what)
             workloads.pod_seen(pods[what.pod])
         if t - looked >= 5.0 and phase not in ("Succeeded", "Failed", "Stopped"):
@@ -96,7 +96,7 @@ def _note(seen: Seen, opinion: Opinion, t: float) -> None:
     seen.open = frozenset(one.reason for one in opinion.open)
 
 
-BY_REPORTS = (
+BY_REPORTS: tuple[tuple[str, set[str]], ...] = (
     ("actor-peak-grows", {"OOMRisk"}),
     ("critic-peak-old-keys", {"OOMRisk"}),
     ("encoder-cache-leak", {"MemoryGrowth"}),
