@@ -281,6 +281,20 @@ def test_what_the_driver_marks_holds_for_every_node() -> None:
     assert told(relay) == (100, 120, [(GEN, 101, None), (UPDATE, 103, 115)])
 
 
+def test_a_driver_that_marks_on_a_worker_is_heard_and_goes_before_the_head() -> None:
+    workloads = cluster("a", 0)
+    speak(workloads, "a-head", "10.0.0.2")
+    marked = ClusterStages(
+        source=StageSource.MARKS,
+        known_from=NOW - 20,
+        known_until=NOW,
+        nodes=[NodeStages(node_ip=EVERY_NODE, intervals=[stage(UPDATE, NOW - 10)])],
+    )
+    workloads.accept(identity("a-w3"), report("a-w3", cluster_stages=marked), NOW)
+    assert ask(workloads, "a-w2", at=NOW + 5) == [UPDATE]
+    assert ask(workloads, "a-w2", at=NOW + 60, sequence=2) == [GEN], "once the driver is silent, the head's word holds"
+
+
 def replace_nodes(word: ClusterStages, *nodes: NodeStages) -> ClusterStages:
     return ClusterStages(
         source=word.source, known_from=word.known_from, known_until=word.known_until, nodes=list(nodes)

@@ -209,6 +209,40 @@ def test_what_a_borrower_did_stays_when_it_has_ended() -> None:
     assert [row.sums.observed_seconds for row in cluster.view("one").rows] == [20.0]
 
 
+def test_what_is_told_after_a_borrowers_end_counts_for_it() -> None:
+    """Its last step is one once nothing has followed it for a while, and samples wait for their stage."""
+    cluster = Cluster(("g", 1, None))
+    cluster.borrow("one", "j1")
+    cluster.say(0, None, gpus=[gpu(stages=counts(j1=20.0))])
+    cluster.workloads.job_seen(
+        job(JobKind.RAY_JOB, "one", ray_cluster="c", borrows_cluster=True, phase=Phase.SUCCEEDED, ray_job_id="j1"), NOW
+    )
+    steps = [
+        StepReport(
+            number=1,
+            begin=0.0,
+            end=9.0,
+            job="j1",
+            stages=[StepStage(stage="gen", role="rollout", begin=0.0, seconds=4.0)],
+        )
+    ]
+    cluster.say(0, None, gpus=[gpu(stages=counts(j1=24.0, nobody=30.0))], steps=steps)
+    view = cluster.view("one")
+    assert view.step == 1
+    assert [(row.sums.observed_seconds, row.seconds_per_step) for row in view.rows] == [(24.0, 4.0)]
+    cluster.of("one").forget_left()
+    cluster.say(0, None, gpus=[gpu(stages=counts(j1=99.0))])
+    assert [row.sums.observed_seconds for row in cluster.view("one").rows] == [24.0]
+
+
+def test_each_of_several_jobs_is_shown_its_own_stage() -> None:
+    cluster = Cluster(("g", 4, None))
+    cluster.borrow("one", "j1")
+    cluster.borrow("two", "j2")
+    cluster.say(0, now("update_actor", job="j1"), other_stages=[now("gen", "rollout", job="j2")])
+    assert [cluster.view(name).stage for name in ("one", "two", "c")] == ["update_actor", "gen", "update_actor"]
+
+
 def test_the_step_never_falls_in_one_cluster_and_begins_anew_in_the_next() -> None:
     workloads = Workloads()
 

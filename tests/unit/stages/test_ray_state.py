@@ -88,6 +88,19 @@ def test_begins_are_exact_and_name_the_job_the_rank_and_the_process() -> None:
     assert all(each.pid is not None and each.resolution_seconds == pytest.approx(1, abs=0.1) for each in update)
 
 
+def test_a_job_that_another_reader_of_the_list_met_is_known_here() -> None:
+    head = verl_head(steps=1)
+    listed, head.jobs = head.jobs, []
+    jobs = RayJobs(URL, read=head.read)
+    state = RayState(URL, jobs=jobs, read=head.read, clock=head.clock, wall=head.wall)
+    drive(head, state, 4)
+    head.jobs = listed
+    jobs.ask()
+    drive(head, state, 12)
+    ran = state.cluster(head.wall()).nodes["10.0.0.0"]
+    assert {each.job for each in ran if each.stage == "old_log_prob"} == {"raysubmit_1"}
+
+
 def test_the_head_runs_nothing_but_is_vouched_for() -> None:
     head = verl_head(steps=1)
     state = source(head)
