@@ -7,13 +7,17 @@ actor, one placement group per node, WorkerDict actors with a third of a GPU eac
 server per node, and verl's console line after each step. Instead of training, each stage holds simulated GPU memory
 and keeps the GPUs busy for a while.
 
-`SCENARIO` in the environment of the workers: `balanced`, or `hot-gpu0`, where one GPU does nearly all the work.
+`SCENARIO` in the environment of the workers: `balanced`; `hot-gpu0`, where one GPU does nearly all the work;
+`oom-course`, where `update_actor` takes more memory with each step, until somebody mends it after nine of them; `hang`,
+where in the fourth update one rank stands still and all others spin for it, for `HANG_SECONDS` (120), or until the file
+/tmp/hang-is-over is there.
 """
 
 import os
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import ray  # type: ignore[import-not-found,unused-ignore]
 import simgpu
@@ -38,6 +42,12 @@ ADV_SECONDS = 0.2
 
 # Shares of a GPU's peak. The sum is highest in update_actor.
 ROLLOUT_ASLEEP, ROLLOUT_AWAKE = 0.03, 0.55
+COURSE_FIRST_GIB, COURSE_MORE_GIB, COURSE_STEPS = 60, 2, 9
+"""The course of memory: what the first update holds, how much more each next one, and after how many it is mended."""
+HANGING_RANK, HANGING_UPDATE = 1, 4
+SPIN_WATTS, STILL_WATTS = 130.0, 70.0
+"""Power of a GPU that waits for a peer in a collective, and of one that does nothing."""
+HANG_IS_OVER = Path("/tmp/hang-is-over")  # noqa: S108 - in the job's own container
 ACTOR_RESIDENT, ACTOR_LOG_PROB, ACTOR_UPDATE = 0.35, 0.60, 0.97
 
 
@@ -49,9 +59,19 @@ class Work:
     peak_bytes: int
 
 
+SCENARIO = os.environ.get("SCENARIO", "balanced")
+
+
+def course_bytes(update: int) -> int:
+    """Return what an update holds in the course of memory: more with each, and little again once it is mended."""
+    if update > COURSE_STEPS:
+        return COURSE_FIRST_GIB * GIB * 3 // 4
+    return (COURSE_FIRST_GIB + COURSE_MORE_GIB * (update - 1)) * GIB
+
+
 def work_of(rank: int) -> Work:
     """Return the work of a rank, as the scenario shares it out."""
-    if os.environ.get("SCENARIO", "balanced") != "hot-gpu0":
+    if SCENARIO != "hot-gpu0":
         return Work(utilization=(60 + rank % 6) / 100, peak_bytes=(36 + rank % 5) * GIB)
     if rank == 0:
         return Work(utilization=0.85, peak_bytes=78 * GIB)
@@ -74,8 +94,10 @@ def create_colocated_worker_cls() -> type:
         """One process on one GPU, actor and reference in turn."""
 
         def __init__(self, rank: int) -> None:
+            self._rank = rank
             self._work = work_of(rank)
             self._gpu = simgpu.Gpu.cuda()
+            self._updates = 0
 
         def actor_rollout_ref_init_model(self, seconds: float) -> None:
             hold(self._gpu, int(ACTOR_RESIDENT * self._work.peak_bytes))
@@ -88,7 +110,12 @@ def create_colocated_worker_cls() -> type:
             self._run(seconds, memory=ACTOR_LOG_PROB)
 
         def actor_rollout_ref_update_actor(self, seconds: float) -> None:
-            self._run(seconds, memory=ACTOR_UPDATE)
+            self._updates += 1
+            if SCENARIO == "oom-course":
+                hold(self._gpu, course_bytes(self._updates))
+            if SCENARIO == "hang" and self._updates == HANGING_UPDATE:
+                self._hang(float(os.environ.get("HANG_SECONDS", "120")))
+            self._run(seconds, memory=max(ACTOR_UPDATE, self._gpu.allocated_bytes / self._work.peak_bytes))
 
         def actor_rollout_ref_update_weights(self, seconds: float) -> None:
             self._run(seconds, memory=ACTOR_RESIDENT)
@@ -99,6 +126,15 @@ def create_colocated_worker_cls() -> type:
             with self._gpu.busy(self._work.utilization):
                 time.sleep(seconds)
             hold(self._gpu, int(ACTOR_RESIDENT * self._work.peak_bytes))
+
+        def _hang(self, seconds: float) -> None:
+            """Wait in a collective: resident, at low power, and one of all not even that."""
+            still = self._rank == HANGING_RANK
+            until = time.monotonic() + seconds
+            with self._gpu.busy(0.0 if still else 1.0, power_watts=STILL_WATTS if still else SPIN_WATTS):
+                while time.monotonic() < until and not HANG_IS_OVER.exists():
+                    time.sleep(0.5)
+            self._gpu.power(None)
 
     return WorkerDict
 

@@ -1,12 +1,17 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""The guide's worked case on real parts: what is raised, where it is shown, and what must stay silent."""
+"""The guide's worked case on real parts: what is raised, where it is shown, and what must stay silent.
+
+A course of memory and a hang are jobs of the stand-in for verl, whose stages are known: what is advised names settings
+of the job's own command line, and all is over once its cause is gone.
+"""
 
 from functools import partial
+from typing import Any
 
 import pytest
 
-from tests.cluster import jobs, monitors
+from tests.cluster import jobs, monitors, rayclusters
 from tests.cluster.kubectl import Kubectl, condition, eventually
 
 pytestmark = pytest.mark.usefixtures("release")
@@ -48,3 +53,94 @@ def test_what_must_stay_silent(kubectl: Kubectl, namespace: str, shape: dict[str
     eventually(lambda: monitors.status(kubectl, "calm", namespace).get("health") == "OK", within=60, what="HEALTH OK")
     found = monitors.monitor(kubectl, "calm", namespace)
     assert condition(found, "Imbalanced")["status"] == "False"
+
+
+SETTINGS = (
+    "data.max_prompt_length=1024",
+    "data.max_response_length=2048",
+    "actor_rollout_ref.actor.use_dynamic_bsz=True",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24576",
+    "actor_rollout_ref.rollout.name=vllm",
+)
+TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+
+
+def start_verl(kubectl: Kubectl, namespace: str, name: str, *, scenario: str, steps: int, **environment: str) -> None:
+    """Run the stand-in for verl in a scenario, on one worker of four GPUs, and wait until all of them are seen."""
+    rayclusters.add_program(kubectl, namespace)
+    command = rayclusters.entrypoint(steps=steps, more=SETTINGS)
+    job = rayclusters.rayjob(name, command=command, environment={"SCENARIO": scenario, **environment})
+    kubectl.apply(job, namespace)
+    monitors.await_phase(kubectl, name, namespace, "Running", within=240)
+    monitors.await_gpus(kubectl, name, namespace, "4/4", within=120)
+
+
+def told(kubectl: Kubectl, name: str, namespace: str, reason: str) -> list[dict[str, Any]]:
+    """Events of a reason about the job and its GPUMonitor, both there."""
+
+    def look() -> list[dict[str, Any]] | None:
+        job = kubectl.get("rayjob", name, namespace)
+        assert job
+        uids = (job["metadata"]["uid"], monitors.monitor(kubectl, name, namespace)["metadata"]["uid"])
+        every = [[one for one in monitors.events(kubectl, namespace, uid) if one["reason"] == reason] for uid in uids]
+        return [one for about in every for one in about] if all(every) else None
+
+    return eventually(look, within=30, what=f"Events {reason} about both objects")
+
+
+def test_a_course_of_memory_is_told_with_the_setting_to_change_and_is_over_once_mended(
+    kubectl: Kubectl, namespace: str
+) -> None:
+    name = "course"
+    start_verl(kubectl, namespace, name, scenario="oom-course", steps=26)
+    risk = monitors.await_condition(kubectl, name, namespace, "OOMRisk", value="True", reason="OOMRisk", within=300)
+    assert "update_actor" in risk["message"]
+    now = monitors.status(kubectl, name, namespace)
+    assert now["health"].startswith("OOMRisk")
+    (found,) = [one for one in now["findings"] if one["reason"] == "OOMRisk"]
+    assert (found["stage"], found["role"]) == ("update_actor", "actor")
+    (tokens,) = [one for one in now["recommendations"] if one.get("parameter") == TOKENS]
+    assert tokens["current"] == "24576"
+    assert int(tokens["suggested"]) < 24576
+    first = told(kubectl, name, namespace, "OOMRisk")
+    assert len(first) == 2
+    assert all("update_actor" in one["note"] and TOKENS in one["note"] for one in first)
+    assert TOKENS in kubectl.run("describe", "rayjob", name, "-n", namespace)
+    monitors.await_condition(kubectl, name, namespace, "OOMRisk", value="False", reason="NotDetected", within=420)
+    assert len(told(kubectl, name, namespace, "OOMRiskResolved")) == 2
+    again = told(kubectl, name, namespace, "OOMRisk")
+    assert [one["metadata"]["name"] for one in again] == [one["metadata"]["name"] for one in first]
+
+
+def test_a_hang_names_the_rank_that_stands_still_and_is_over_when_it_goes_on(kubectl: Kubectl, namespace: str) -> None:
+    """The GPUMonitor, made by hand, asks for less patience than three minutes."""
+    name = "hangs"
+    reference = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": name}
+    mine = {
+        "apiVersion": "gpumonitor.dev/v1alpha1",
+        "kind": "GPUMonitor",
+        "metadata": {"name": name},
+        "spec": {"workloadRef": reference, "thresholds": {"hang": {"spinSeconds": 40}}},
+    }
+    kubectl.apply(mine, namespace)
+    start_verl(kubectl, namespace, name, scenario="hang", steps=14, HANG_SECONDS="600")
+    monitors.await_condition(kubectl, name, namespace, "SpecAccepted", value="True", reason="Accepted")
+    hung = monitors.await_condition(kubectl, name, namespace, "Hung", value="True", reason="Hang", within=300)
+    assert "update_actor" in hung["message"]
+    now = monitors.status(kubectl, name, namespace)
+    assert now["health"].startswith("Hang")
+    (found,) = [one for one in now["findings"] if one["reason"] == "Hang"]
+    assert len(found["gpus"]) == 1
+    assert len(told(kubectl, name, namespace, "Hang")) == 2
+    assert condition(monitors.monitor(kubectl, name, namespace), "Imbalanced")["status"] != "True"
+    (worker,) = kubectl.list("pod", namespace, selector="ray.io/node-type=worker")
+    kubectl.exec(worker["metadata"]["name"], namespace, "touch", "/tmp/hang-is-over", container="ray-worker")
+    monitors.await_condition(kubectl, name, namespace, "Hung", value="False", reason="NotDetected", within=120)
+    assert len(told(kubectl, name, namespace, "HangResolved")) == 2
+
+
+def test_thresholds_that_cannot_be_are_said_and_not_used(kubectl: Kubectl, namespace: str) -> None:
+    start(kubectl, namespace, "strict", EVEN)
+    kubectl.patch("gpumonitor", "strict", namespace, {"spec": {"thresholds": {"oomRisk": {"nearRatio": 7}}}})
+    said = monitors.await_condition(kubectl, "strict", namespace, "SpecAccepted", value="False")
+    assert "nearRatio" in said["message"]
