@@ -256,6 +256,16 @@ def _engine_and_worker(index: int, *, awake: Callable[[float], float]) -> Callab
     return listed
 
 
+def old_titles() -> Built:
+    """An older verl, known by process titles alone: the workers generate themselves, and nobody tells a task."""
+    job = Job("old-titles", seed=26, gpus=4, titles=True, verl="0.5.0")
+    job.start()
+    for step in range(6):
+        job.usual_step(step)
+    job.finish()
+    return _alone(job)
+
+
 # Faults
 
 
@@ -540,6 +550,28 @@ def longer_answers() -> Built:
     return _alone(job, Must(reason="MemoryGrowth", stage="update_actor"), neutral={"OOMRisk"})
 
 
+def titles_rise() -> Built:
+    """The same older verl with answers that grow: the peaks of update_actor rise to the end."""
+    job = Job("titles-rise", seed=52, gpus=4, titles=True, verl="0.5.0")
+    job.start()
+    for step in range(12):
+        top = min(79.0, 62 + 1.5 * step)
+        job.usual_step(step, actor=Load(power=0.86, memory=48, memory_end=top, spike=0.5))
+    job.finish("Failed", "CUDA out of memory")
+    return _alone(job, Must(reason="OOMRisk", stage="update_actor", by=job.clock - 200), neutral={"MemoryGrowth"})
+
+
+def slow_node() -> Built:
+    """All ranks of one of two nodes take much longer for old_log_prob: a node whose CPUs are taken."""
+    job = Job("slow-node", seed=53, pods=2, gpus=2)
+    job.start()
+    for step in range(6):
+        job.usual_step(step, slow=dict.fromkeys((2, 3), 14.0))
+    job.finish()
+    named = [gpu.uuid for gpu in job.workers[1].gpus]
+    return _alone(job, Must(reason="Imbalance", metric="time", stage="old_log_prob", gpus=named))
+
+
 def sglang_sleeps_badly() -> Built:
     """SGLang releases its cache and keeps the weights and graphs: 24 of 44 GiB while training runs."""
     job = Job("sglang-keeps", seed=51, gpus=4, entrypoint=ENTRYPOINT.replace("vllm", "sglang"))
@@ -565,10 +597,10 @@ def sglang_sleeps_badly() -> Built:
 
 CASES: Final[tuple[Callable[[], Built], ...]] = (
     async_pools, idle_teacher_pool, long_tail, power_capped, late_pod, restarted, long_validation, slow_checkpoints,
-    sft_full, cached_host, object_store, fills_up, noisy_peaks, tool_calls, reward_gpus, row_remapped,
+    sft_full, cached_host, object_store, fills_up, noisy_peaks, tool_calls, reward_gpus, row_remapped, old_titles,
     reward_copy, starved_sft, slow_rewards, weights_stuck, deadlock, sft_spins, driver_grows, killed_at_once,
     row_not_remapped, power_brake, resume_spikes, slow_rank, stranger, left_by_restart, one_gpu_silent, never_heard,
-    fewer_gpus, sft_rises, longer_answers, sglang_sleeps_badly,
+    fewer_gpus, sft_rises, longer_answers, titles_rise, slow_node, sglang_sleeps_badly,
 )  # fmt: skip
 
 

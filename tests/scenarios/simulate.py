@@ -23,6 +23,7 @@ TASKS = {
     "update_weights": "WorkerDict.actor_rollout_ref_update_weights",
     "save_checkpoint": "WorkerDict.actor_rollout_ref_save_checkpoint",
 }
+GENERATE = "WorkerDict.actor_rollout_generate_sequences"
 ENTRYPOINT = (
     "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=256"
     " data.max_prompt_length=1024 data.max_response_length=4096 actor_rollout_ref.model.path=/models/Qwen3-8B"
@@ -113,12 +114,15 @@ class Job:
         limit_watts: float = 700.0,
         interval: float = 2.0,
         stretch: float = 1.0,
+        titles: bool = False,
         entrypoint: str | None = ENTRYPOINT,
         kind: str = "RayJob",
         verl: str | None = "0.9.0",
     ) -> None:
         self.name, self.interval, self.entrypoint, self.kind, self.verl = name, interval, entrypoint, kind, verl
         self.total_gib, self.limit_watts = total_gib, limit_watts
+        self.titles = titles
+        """Whether process titles tell the stages, and no tasks: an older verl, whose workers generate themselves."""
         self.stretch = stretch
         """All stages take so much longer."""
         self.scale = total_gib / 80.0
@@ -148,11 +152,20 @@ class Job:
     def task(
         self, pod: Pod, name: str, begin: float, end: float | None, *, pid: int = 1, rank: int | None = None
     ) -> None:
-        """Write a task's begin and, unless it never ends, its end."""
+        """Write a task's begin and, unless it never ends, its end; of titles, only workers have any."""
+        if self.titles:
+            if rank is not None:
+                self._title(pod, f"ray::{name}", begin, pid)
+                if end is not None:
+                    self._title(pod, "ray::WorkerDict", end, pid)
+            return
         common = {"type": "task", "pod": pod.name, "pid": pid, "local_rank": rank, "name": name}
         self.lines.append({**common, "t": begin, "state": "begin"})
         if end is not None:
             self.lines.append({**common, "t": end, "state": "end"})
+
+    def _title(self, pod: Pod, title: str, t: float, pid: int) -> None:
+        self.lines.append({"type": "title", "t": t, "pod": pod.name, "pid": pid, "title": title, "parent_pid": 50})
 
     def stage(
         self,
@@ -176,12 +189,11 @@ class Job:
         for pod in self.workers if pods is None else pods:
             for gpu in pod.gpus:
                 gpu.spans.append(Span(begin=begin, end=end, load=(odd or {}).get(place, load)))
-                if stage in TASKS and not alone:
+                name = GENERATE if stage == "gen" and self.titles else TASKS.get(stage)
+                if name is not None and not alone:
                     jitter = self.rng.uniform(0, 0.2)
                     own = end - self.rng.uniform(0, 0.2) + (slow or {}).get(place, 0.0)
-                    self.task(
-                        pod, TASKS[stage], begin + jitter, None if dies else own, pid=1000 + gpu.index, rank=gpu.index
-                    )
+                    self.task(pod, name, begin + jitter, None if dies else own, pid=1000 + gpu.index, rank=gpu.index)
                 place += 1
             if stage == "gen" and not alone:
                 self.task(pod, "vLLMHttpServer.generate", begin + 0.3, None if dies else end - 0.3, pid=2000)

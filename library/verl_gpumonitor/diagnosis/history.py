@@ -457,6 +457,8 @@ class History:
             gpu.error = None if gpu.error in ("GPU_IS_LOST", "UNKNOWN", "TIMEOUT") else gpu.error
         gpu.last = line
         gpu.watch(line)
+        gpu.highest_bytes = max(gpu.highest_bytes, line.memory_used_bytes or 0.0)
+        gpu.throttled_seconds += seconds_throttled(line, seconds)
         gap = seconds > self.gap_seconds
         self._stand(gpu, line)
         self._before(gpu, line)
@@ -479,8 +481,6 @@ class History:
             piece = gpu.now[spans[-1][2]]
             _add_load(piece, line, spans[-1][1] - spans[-1][0])
             before = piece.peak_bytes or 0.0
-            gpu.highest_bytes = max(gpu.highest_bytes, line.memory_used_bytes or 0.0)
-            gpu.throttled_seconds += seconds_throttled(line, line.t - begin)
             piece.add_memory(line.memory_used_bytes, line.memory_peak_bytes if whole else None)
             if any(before < ratio * (gpu.total_bytes or 0.0) <= (piece.peak_bytes or 0.0) for ratio in ALARM_RATIOS):
                 self.alarms += 1
