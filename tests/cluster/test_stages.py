@@ -174,21 +174,33 @@ def test_a_worker_that_is_replaced_is_followed(kubectl: Kubectl, shared: tuple[s
     """Its pod dies under the job, a new one comes, and the next job's stages are told as before."""
     cluster, namespace = shared
     pod = rayclusters.head(kubectl, cluster, namespace)
+    await_idle(kubectl, cluster, namespace)
     driver = rayclusters.drive(kubectl, pod, namespace, rayclusters.entrypoint(steps=20))
     try:
-        await_source(kubectl, cluster, namespace, "ray-state")
+        await_running_stage(kubectl, cluster, namespace)
+        assert monitors.status(kubectl, cluster, namespace)["dataQuality"]["stages"]["source"] == "ray-state"
         old = rayclusters.pods(kubectl, cluster, namespace, "worker")[0]["metadata"]["name"]
         kubectl.run("delete", "pod", old, "-n", namespace, "--grace-period=1")
-        driver.wait(timeout=120)
+        driver.communicate(timeout=180)
+        assert driver.returncode
     finally:
         driver.kill()
-    rayclusters.head(kubectl, cluster, namespace)
-    again = rayclusters.drive(kubectl, pod, namespace, rayclusters.entrypoint(steps=3))
+    await_idle(kubectl, cluster, namespace)
+    again = drive_when_it_can(kubectl, pod, namespace, rayclusters.entrypoint(steps=3))
     try:
         await_running_stage(kubectl, cluster, namespace)
         rayclusters.finish(again)
     finally:
         again.kill()
+
+
+def await_idle(kubectl: Kubectl, name: str, namespace: str) -> None:
+    """Wait until no real stage is in the STAGE column: what ran before is over, and that was noticed."""
+    eventually(
+        lambda: monitors.status(kubectl, name, namespace).get("stage") not in TIMERS,
+        within=120,
+        what=f"no stage of {name} while nothing runs",
+    )
 
 
 def await_running_stage(kubectl: Kubectl, name: str, namespace: str) -> str:
@@ -205,16 +217,13 @@ def test_a_head_that_restarts_is_followed(kubectl: Kubectl, shared: tuple[str, s
     """Ray's head dies with its job; the workers join the new head, and stages are told again."""
     cluster, namespace = shared
     pod = rayclusters.head(kubectl, cluster, namespace)
+    await_idle(kubectl, cluster, namespace)
     driver = rayclusters.drive(kubectl, pod, namespace, rayclusters.entrypoint(steps=20))
     await_running_stage(kubectl, cluster, namespace)
     kubectl.run("delete", "pod", pod, "-n", namespace, "--grace-period=1")
-    driver.wait(timeout=60)
-    eventually(lambda: rayclusters.head(kubectl, cluster, namespace) != pod, within=120, what="another head")
-
-    def unknown() -> bool:
-        return monitors.status(kubectl, cluster, namespace).get("stage") in (None, "unknown", "other", "init")
-
-    eventually(unknown, within=90, what="no stage while nothing runs")
+    driver.communicate(timeout=120)
+    eventually(lambda: rayclusters.head(kubectl, cluster, namespace) != pod, within=180, what="another head")
+    await_idle(kubectl, cluster, namespace)
     new = rayclusters.head(kubectl, cluster, namespace)
     again = drive_when_it_can(kubectl, new, namespace, rayclusters.entrypoint(steps=3))
     try:
