@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboard "One job": stages, where the GPU time goes, memory, heat, hosts side by side, the worst ranks.
 
-Series of GPUs carry the pod and not the job. The pods of a job are found by their names, which begin with the job's:
-so do those of a job whose name continues another's, which the variable `pod` then takes out. Without a controller the
-workload stays at "All", and the pod is chosen.
+Series of GPUs carry the pod and not the job: the variable `pod` offers those that the controller counts to the job.
+Without a controller the workload stays at "All", which offers every pod that has GPUs.
 """
 
 from typing import Final
@@ -13,6 +12,7 @@ from .panels import (
     BAD,
     GOOD,
     NAMESPACE,
+    PODS_OF_WORKLOAD,
     WARN,
     Annotation,
     Board,
@@ -443,7 +443,7 @@ BOARD: Final = Board(
         Variable(
             name="pod",
             title="Pod",
-            query='label_values(gpumonitor_gpu_info{namespace=~"$namespace",pod=~"$workload(-.+)?"}, pod)',
+            query=f"label_values({PODS_OF_WORKLOAD}, pod)",
         ),
         Variable(
             name="role",

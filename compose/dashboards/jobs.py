@@ -11,6 +11,7 @@ from .panels import (
     BAD,
     GOOD,
     NAMESPACE,
+    PODS_OF_WORKLOAD,
     WARN,
     Annotation,
     Board,
@@ -52,9 +53,29 @@ def idle_hours(by: str, selector: str = NS) -> str:
     )
 
 
+FULLEST: Final = (
+    f"max by (namespace, pod) (max without (role) (gpumonitor_gpu_memory_recent_peak_bytes{{{NS}}})"
+    f" / max without (role) (gpumonitor_gpu_memory_total_bytes{{{NS}}}))"
+)
+
+
 def of_job(metric: str) -> str:
     """Return a gauge of the controller, one series a job."""
     return f"max by (namespace, workload, kind) ({metric}{{{JOB}}})"
+
+
+def joined(by_pod: str) -> str:
+    """Return what sidecars say, by namespace and pod, with the job of each pod; a borrowed cluster's have two.
+
+    Jobs are on the side of the many, for that reason.
+    """
+    jobs = f"max by (namespace, workload, kind, pod) (gpumonitor_workload_pod_info{{{JOB}}})"
+    return f"{jobs} * on (namespace, pod) group_left () ({by_pod})"
+
+
+def chosen(by_pod: str) -> str:
+    """Return that of it which is of the chosen jobs, also of those that ended in the shown span; of all without one."""
+    return f"({by_pod}) and on (namespace, pod) last_over_time({PODS_OF_WORKLOAD}{RANGE})"
 
 
 NOW: Final = Row(
@@ -118,9 +139,25 @@ JOBS: Final = Row(
                     of_job("gpumonitor_workload_memory_peak_ratio"),
                     Column(title="Memory peak", unit="percentunit", gauge=True, thresholds=[(0.92, BAD)]),
                 ),
-                "F": (of_job("gpumonitor_workload_step"), Column(title="Step")),
-                "G": (of_job("gpumonitor_workload_step_seconds"), Column(title="Step time", unit="s")),
-                "H": (
+                "F": (
+                    (
+                        "max by (namespace, workload, kind) ("
+                        + joined(f"max by (namespace, pod) (gpumonitor_gpu_temperature_celsius{{{NS}}})")
+                        + ")"
+                    ),
+                    Column(title="Hottest", unit="celsius", thresholds=[(83.0, WARN), (90.0, BAD)]),
+                ),
+                "G": (
+                    (
+                        "sum by (namespace, workload, kind) ("
+                        + joined(f"sum by (namespace, pod) (gpumonitor_gpu_power_watts{{{NS}}})")
+                        + ")"
+                    ),
+                    Column(title="Power", unit="watt"),
+                ),
+                "H": (of_job("gpumonitor_workload_step"), Column(title="Step")),
+                "I": (of_job("gpumonitor_workload_step_seconds"), Column(title="Step time", unit="s")),
+                "J": (
                     (
                         "sum by (namespace, workload, kind) (increase("
                         f"gpumonitor_workload_stage_seconds_total{{{JOB}}}{RANGE}) - increase("
@@ -128,7 +165,7 @@ JOBS: Final = Row(
                     ),
                     Column(title="Idle GPU hours", unit="h"),
                 ),
-                "I": (
+                "K": (
                     f"count by (namespace, workload, kind) (gpumonitor_workload_finding{{{JOB}}} == 1)",
                     Column(title="Findings", thresholds=[(1.0, BAD)]),
                 ),
@@ -182,9 +219,9 @@ FLEET: Final = Row(
         ),
         bars(
             "Idle GPU hours by pod",
-            "The fifteen pods with most idle GPU time in the shown span.",
+            "The fifteen pods of these jobs with most idle GPU time in the shown span.",
             Query(
-                expr=f"sort_desc(topk(15, {idle_hours('namespace, pod')}))",
+                expr=f"sort_desc(topk(15, {chosen(idle_hours('namespace, pod'))}))",
                 legend="{{namespace}}/{{pod}}",
                 instant=True,
             ),
@@ -211,12 +248,10 @@ FLEET: Final = Row(
         ),
         bars(
             "Fullest GPU of each pod",
-            "Highest memory of the last minute. Rollout engines fill memory on purpose; a GPU far above its peers is"
-            " what to look at.",
+            "Highest memory of the last minute, of the fifteen fullest pods of these jobs. Rollout engines fill memory"
+            " on purpose; a GPU far above its peers is what to look at.",
             Query(
-                expr="sort_desc(topk(15, max by (namespace, pod) (max without (role)"
-                f" (gpumonitor_gpu_memory_recent_peak_bytes{{{NS}}}) / max without (role)"
-                f" (gpumonitor_gpu_memory_total_bytes{{{NS}}}))))",
+                expr=f"sort_desc(topk(15, {chosen(FULLEST)}))",
                 legend="{{namespace}}/{{pod}}",
                 instant=True,
             ),

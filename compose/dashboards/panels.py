@@ -371,6 +371,16 @@ class Annotation:
         }
 
 
+PODS_OF_WORKLOAD: Final = (
+    '{__name__=~"gpumonitor_workload_pod_info|gpumonitor_gpu_info",namespace=~"$namespace",workload=~"$workload"}'
+)
+"""Series that name the pods of what is chosen as `workload`, whose "All" is `.*`.
+
+Only the controller's series have the label, so a chosen workload has the pods that the controller says. "All" fits what
+has no such label, too: GPUs of pods without a job, and of one host, where no controller is and nothing to choose.
+"""
+
+
 NAMESPACE: Final = Variable(
     name="namespace", title="Namespace", query="label_values(gpumonitor_gpu_info, namespace)", all_value=".*"
 )
