@@ -59,7 +59,9 @@ class Work:
     peak_bytes: int
 
 
-SCENARIO = os.environ.get("SCENARIO", "balanced")
+def scenario() -> str:
+    """Return the scenario. Of the worker that asks: Ray brings names of this module from the driver, whose own differs."""
+    return os.environ.get("SCENARIO", "balanced")
 
 
 def course_bytes(update: int) -> int:
@@ -71,7 +73,7 @@ def course_bytes(update: int) -> int:
 
 def work_of(rank: int) -> Work:
     """Return the work of a rank, as the scenario shares it out."""
-    if SCENARIO != "hot-gpu0":
+    if scenario() != "hot-gpu0":
         return Work(utilization=(60 + rank % 6) / 100, peak_bytes=(36 + rank % 5) * GIB)
     if rank == 0:
         return Work(utilization=0.85, peak_bytes=78 * GIB)
@@ -111,9 +113,9 @@ def create_colocated_worker_cls() -> type:
 
         def actor_rollout_ref_update_actor(self, seconds: float) -> None:
             self._updates += 1
-            if SCENARIO == "oom-course":
+            if scenario() == "oom-course":
                 hold(self._gpu, course_bytes(self._updates))
-            if SCENARIO == "hang" and self._updates == HANGING_UPDATE:
+            if scenario() == "hang" and self._updates == HANGING_UPDATE:
                 self._hang(float(os.environ.get("HANG_SECONDS", "120")))
             self._run(seconds, memory=max(ACTOR_UPDATE, self._gpu.allocated_bytes / self._work.peak_bytes))
 
