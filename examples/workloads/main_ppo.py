@@ -60,7 +60,7 @@ class Work:
 
 
 def scenario() -> str:
-    """Return the scenario. Of the worker that asks: Ray brings names of this module from the driver, whose own differs."""
+    """Return the scenario of the worker that asks: as a constant, Ray would bring it the driver's."""
     return os.environ.get("SCENARIO", "balanced")
 
 
