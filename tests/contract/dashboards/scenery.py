@@ -86,9 +86,11 @@ def controller_page() -> bytes:
     return asyncio.run(_controller_page())
 
 
-def lonely_page() -> bytes:
-    """What tells a GPU of each pod without a job."""
-    lines = [
+def others_page() -> bytes:
+    """GPUs of pods without a job, and a second job that has the pod, as one that borrows a RayCluster does."""
+    key = f'namespace="{NAMESPACE}",workload="borrower",kind="RayJob",pod="{POD}"'
+    lines = [f"gpumonitor_workload_pod_info{{{key}}} 1\n"]
+    lines += [
         f'gpumonitor_gpu_info{{namespace="{namespace}",pod="{pod}",gpu="0",uuid="GPU-{pod}",role="unknown"}} 1\n'
         for namespace, pod in LONELY.items()
     ]
@@ -263,7 +265,7 @@ def started(folder: Path, stack: ExitStack) -> Prometheus:
         wiring.ENV_POD_NAME: POD,
         wiring.ENV_SAMPLE_INTERVAL: "0.5",
     }
-    pages = (controller_page(), WebhookMetrics().rendered(), lonely_page())
+    pages = (controller_page(), WebhookMetrics().rendered(), others_page())
     ports = [stack.enter_context(served(page)) for page in pages]
     dcgm = stack.enter_context(served(dcgm_page()))
     config, rules = folder / "prometheus.yaml", folder / "rules.yaml"

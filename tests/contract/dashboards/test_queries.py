@@ -14,7 +14,7 @@ import yaml
 from compose.dashboards import gpu, job, jobs
 from compose.dashboards.panels import Board, Variable
 from tests.contract.dashboards.scenery import LONELY, NAMESPACE, POD, RULES, WORKLOAD, Prometheus, scenery, wait_for
-from tests.unit.test_docs import in_code
+from tests.unit.test_docs import DOCS, in_code
 
 BOARDS = {"jobs": jobs.BOARD, "job": job.BOARD, "gpu": gpu.BOARD}
 DATA_WITHIN_SECONDS = 150.0
@@ -221,6 +221,20 @@ def test_lists_of_pods_are_of_the_chosen_job(prometheus: Prometheus, until: floa
 
     wait_for(lambda: pods(WORKLOAD) == {POD}, max(1.0, until - time.monotonic()))
     wait_for(lambda: pods(".*") == {POD, *LONELY.values()}, max(1.0, until - time.monotonic()))
+
+
+def test_queries_of_the_page_of_metrics_are_answered(prometheus: Prometheus, until: float) -> None:
+    blocks = re.findall(r"```promql\n(.+?)```", (DOCS / "metrics.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        prometheus.query(block)
+    joins = [block for block in blocks if "gpumonitor_workload_pod_info" in block and "group_left" in block]
+
+    def jobs_of(block: str) -> set[str]:
+        return {labels["workload"] for labels, _ in prometheus.query(block)}
+
+    for block in joins:
+        wait_for(lambda block=block: jobs_of(block) == {WORKLOAD, "borrower"}, max(1.0, until - time.monotonic()))
 
 
 def test_the_stages_of_the_simulated_job_are_its_own(prometheus: Prometheus, until: float) -> None:
