@@ -12,6 +12,7 @@ BENCHES = {
     "webhook": "admission reviews per second, latency, memory",
     "ingest": "reports per second and core",
     "controller": "1,000 workloads and 10,000 pods on the local cluster's API server",
+    "diagnosis": "what the diagnosis in the controller costs by report and by workload",
     "report": "a day of eight GPUs as one page",
     "scenarios": "recall and precision of the diagnosis, beside a monitor of thresholds",
 }

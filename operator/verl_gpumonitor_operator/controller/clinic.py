@@ -27,6 +27,8 @@ from .workloads import PodTrack, Workload
 
 BUDGET_PIECES: Final = 400_000
 """Pieces of finished steps that are kept of all workloads; 56 bytes each, and as much again around them."""
+MOST_OF_ROOM: Final = 0.25
+"""One workload takes no more of it; it is also some 1,000 GPUs, which one look judges in a tenth of a second."""
 STAGES: Final = 8
 """Stages of a usual step."""
 DEEP: Final = 24
@@ -144,6 +146,7 @@ class Clinic:
         self._interval = interval_seconds
         self.thresholds = thresholds or Thresholds()
         self._budget = budget_pieces
+        self._taken = 0
         self._cases: dict[str, Case] = {}
         self._resumed: dict[str, dict[str, str]] = {}
 
@@ -152,7 +155,7 @@ class Clinic:
     @property
     def pieces(self) -> int:
         """Room that is taken."""
-        return sum(case.patient.gpus * STAGES * case.patient.depth for case in self._cases.values())
+        return self._taken
 
     def __len__(self) -> int:
         return len(self._cases)
@@ -161,12 +164,13 @@ class Clinic:
         """Say how a workload is followed: deeply while there is room, by two GPUs of a pod when there is little."""
         sizes = [track.record.gpus_requested for track in workload.pods() if track.record.gpus_requested > 0]
         gpus, pods, taken = max(sum(sizes), workload.job.gpus_requested or 0), max(1, len(sizes)), self.pieces
+        most = MOST_OF_ROOM * self._budget
         for follows, depth, wanted, share in (
             (Follows.ALL, DEEP, gpus, 0.5),
             (Follows.ALL, SHALLOW, gpus, 0.75),
             (Follows.SOME, SHALLOW, 2 * pods, 1.0),
         ):
-            if taken + wanted * STAGES * depth <= share * self._budget:
+            if wanted * STAGES * depth <= most and taken + wanted * STAGES * depth <= share * self._budget:
                 return follows, depth
         return Follows.NONE, SHALLOW
 
@@ -181,8 +185,10 @@ class Clinic:
                 return
             case = self._cases[uid] = self._new(workload, at)
         patient = case.patient
-        room = (self._budget - self.pieces) // (STAGES * patient.depth)
+        before = _room_of(patient)
+        room = (self._budget - self._taken) // (STAGES * patient.depth)
         patient.take(workload, track, report, at, room=room)
+        self._taken += _room_of(patient) - before
 
     def _new(self, workload: Workload, at: float) -> Case:
         follows, depth = self._admit(workload)
@@ -208,7 +214,8 @@ class Clinic:
 
     def forget(self, uid: str) -> None:
         """Forget a workload."""
-        self._cases.pop(uid, None)
+        case = self._cases.pop(uid, None)
+        self._taken -= _room_of(case.patient) if case is not None else 0
         self._resumed.pop(uid, None)
 
     # What is thought of them
@@ -234,7 +241,9 @@ class Clinic:
         self._set(case, thresholds or self.thresholds)
         patient.launched(command)
         tracks = {track.record.name: track.record for track in workload.pods()}
+        before = _room_of(patient)
         patient.keep(set(tracks))
+        self._taken += _room_of(patient) - before
         for record in tracks.values():
             patient.container(record, now)
         if again:
@@ -294,6 +303,10 @@ class Clinic:
             advice = advise(finding, context_at(case.patient.diagnosis, reasons))
             known = case.advised[key] = Advised(finding=finding, at=t, advice=advice)
         return msgspec.structs.replace(finding, advice=known.advice)
+
+
+def _room_of(patient: Patient) -> int:
+    return patient.gpus * STAGES * patient.depth
 
 
 def _resumed(case: Case) -> list[Found]:

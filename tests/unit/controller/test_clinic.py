@@ -142,21 +142,21 @@ def test_advice_names_the_settings_of_the_jobs_own_command_line() -> None:
 class Course:
     """A job of two pods whose update takes more memory with each step, in the test's hand."""
 
-    def __init__(self, clinic: Clinic, *, peaks: Iterable[float]) -> None:
-        self.clinic = clinic
+    def __init__(self, clinic: Clinic, *, peaks: Iterable[float], gpus: int = 2) -> None:
+        self.clinic, self.gpus = clinic, gpus
         self.workloads = Workloads(clinic)
         owner = owner_of(JobKind.RAY_CLUSTER, "grpo")
         self.pods = [
             pod(
                 name,
                 owner,
-                gpus=2,
+                gpus=gpus,
                 labels={"ray.io/group": "workers"},
                 main=ContainerState(phase=ContainerPhase.RUNNING),
             )
             for name in ("a", "b")
         ]
-        workload = self.workloads.job_seen(job(JobKind.RAY_CLUSTER, "grpo", gpus_requested=4), BEGAN)
+        workload = self.workloads.job_seen(job(JobKind.RAY_CLUSTER, "grpo", gpus_requested=2 * gpus), BEGAN)
         assert workload is not None
         self.workload = workload
         for record in self.pods:
@@ -190,7 +190,7 @@ class Course:
                 busy_seconds=seconds * 0.7,
                 energy_joules=seconds * 400.0,
             )
-            for place in range(2)
+            for place in range(self.gpus)
         ]
         stages = [
             StepStage(
@@ -198,7 +198,7 @@ class Course:
                 role=role,
                 begin=self.now - 60.0,
                 seconds=20.0,
-                gpus=[StepGpu(place, 20.0, 14.0, 8000.0, int(high * GIB), 20 * GIB) for place in range(2)],
+                gpus=[StepGpu(place, 20.0, 14.0, 8000.0, int(high * GIB), 20 * GIB) for place in range(self.gpus)],
             )
             for stage, role, high in (("gen", "rollout", 50.0), ("update_actor", "actor", peak))
         ]
@@ -259,8 +259,8 @@ def test_after_a_restart_what_is_gone_is_over_after_some_steps() -> None:
 
 
 def test_where_there_is_no_room_a_job_is_followed_in_part_or_not_at_all() -> None:
-    for budget, gpus in ((10_000, 4), (450, 4), (100, 0)):
-        course = Course(Clinic(interval_seconds=INTERVAL, budget_pieces=budget), peaks=CALM[:2])
+    for budget, gpus in ((10_000, 8), (2_000, 4), (100, 0)):
+        course = Course(Clinic(interval_seconds=INTERVAL, budget_pieces=budget), peaks=CALM[:2], gpus=4)
         course.run()
         coverage = course.opinions[-1].coverage
         assert coverage is not None
