@@ -102,6 +102,8 @@ class _Open:
         """The cycle has come so far that the next first half is another step's."""
         self.until = part.begin
         """How far it has come."""
+        self.updating = False
+        """Whether an update runs."""
         self.idle = False
         """Whether it has come to its end and nothing runs."""
         self.seconds = 0.0
@@ -128,13 +130,14 @@ class _Open:
         if part.stage in (IDLE if self.gap else FIRST_HALF):
             self.seconds += length
         self.idle = part.stage in IDLE and part.step is None
+        self.updating = part.stage in UPDATES
         self.until = part.end
 
     def join(self, later: "_Open") -> None:
         """Take in the one that follows, which turned out to be none of its own."""
         for (stage, role), sums in later.stages.items():
             self.stage(Part(sums.begin, sums.begin, stage, role)).join(sums)
-        self.until, self.idle = max(self.until, later.until), later.idle
+        self.until, self.idle, self.updating = max(self.until, later.until), later.idle, later.updating
 
 
 class Steps:
@@ -146,6 +149,8 @@ class Steps:
         self._known_before = known_before
         """Whether anything was known of the pod before: what is first seen in its middle is no whole step."""
         self._kept: deque[Step] = deque(maxlen=MAX_KEPT)
+        self._always_weights = False
+        """All steps so far went on to hand out their weights: one that did not is none yet."""
         self._last_step: int | None = None
         """verl's number of the last step that ended."""
         self.ended = 0
@@ -186,9 +191,15 @@ class Steps:
         last = self._open[-1] if self._open else None
         if last is not None and last.gap and last.tentative:
             self._confirm()
-        elif last is not None and last.end is None and (last.updated or (last.idle and last.step is not None)):
+        elif last is not None and last.end is None and self._came_to_its_end(last):
             self._end(last, last.until)
         self._close(float("inf"))
+
+    def _came_to_its_end(self, last: _Open) -> bool:
+        """Say whether the step that runs at the end of the pod was whole, and not broken off in its update."""
+        if last.updating and self._always_weights:
+            return False
+        return last.updated or (last.idle and last.step is not None)
 
     def _see(self, part: Part) -> None:
         """Go on with the pod's own stages."""
@@ -255,6 +266,8 @@ class Steps:
     def _end(self, step: _Open, end: float) -> None:
         step.end = end
         if step.whole and not step.gap:
+            weights = any(stage == "update_weights" for stage, _ in step.stages)
+            self._always_weights = weights and (self._always_weights or self.ended == 0)
             self.ended += 1
             step.number = self.ended
             self._last_step = step.step

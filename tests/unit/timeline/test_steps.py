@@ -172,6 +172,8 @@ def test_samples_that_come_behind_are_in_their_step() -> None:
         pytest.param([*START, *STEP * 2], 2, id="one that came to its update"),
         pytest.param([*START, *STEP * 2, "other 5"], 2, id="even a moment ago"),
         pytest.param([*START, *STEP * 2, "gen 5"], 2, id="one that did not is none"),
+        pytest.param([*START, *STEP, *STEP[:-1]], 1, id="nor is one that broke off in its update"),
+        pytest.param([*START, *STEP[:-1]], 1, id="where that is the end of a step, it is one"),
         pytest.param([*START, *STEP, "gen 3 #2", "other 1"], 2, id="one of marks that ended"),
         pytest.param([*START], 0, id="none"),
     ],
