@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
+import msgspec
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
@@ -16,6 +17,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.sidecar import test_exporter as sidecar_page
+from verl_gpumonitor.diagnosis.health import REASONS, rank_of
+from verl_gpumonitor.diagnosis.thresholds import Thresholds
 from verl_gpumonitor.model.vocabulary import Ownership, Source, UnavailableReason
 from verl_gpumonitor_operator.admission.metrics import Metrics as WebhookMetrics
 from verl_gpumonitor_operator.admission.mutation import SILENT, SkipReason
@@ -164,8 +167,7 @@ def test_the_runbook_knows_each_reason_for_missing_telemetry() -> None:
 
 
 def test_each_event_is_described() -> None:
-    findings = {reason for reasons in assessment.JUDGED.values() for reason in reasons}
-    findings |= {*assessment.FAULTS, assessment.UNAVAILABLE, assessment.PARTLY}
+    findings = set(REASONS)
     events = findings | {reason + assessment.RESOLVED for reason in findings}
     events |= {rescue.EVENT_RESCUED, rescue.EVENT_STUCK}
     text = section((DOCS / "gpumonitor.md").read_text(), "Events")
@@ -173,9 +175,22 @@ def test_each_event_is_described() -> None:
 
 
 def test_each_condition_is_described() -> None:
-    text = (DOCS / "gpumonitor.md").read_text().partition("\n### Conditions\n")[2].split("\n## ", 1)[0]
+    text = (DOCS / "gpumonitor.md").read_text().partition("\n### Conditions\n")[2].split("\n#", 1)[0]
     types = {word for row in rows(text) for word in quoted(row[0])} - {"True", "False", "Unknown"}
-    assert types == {*assessment.JUDGED, *assessment.FAULTS, assessment.TELEMETRY_AVAILABLE}
+    assert types == {*(info.condition for info in REASONS.values()), "SpecAccepted"}
+
+
+def test_findings_stand_in_the_order_of_their_rank() -> None:
+    text = (DOCS / "gpumonitor.md").read_text().partition("\n### Findings\n")[2].split("\n#", 1)[0]
+    found = {word: row[1] for row in rows(text) for word in quoted(row[0])}
+    assert list(found) == sorted(REASONS, key=rank_of)
+    assert all(REASONS[reason].severity.value in severities for reason, severities in found.items())
+
+
+def test_each_group_of_thresholds_is_named() -> None:
+    text = (DOCS / "gpumonitor.md").read_text().partition("\n### Thresholds\n")[2].split("\n#", 1)[0]
+    groups = {field.encode_name for field in msgspec.structs.fields(Thresholds)}
+    assert groups <= set(re.findall(r"`([A-Za-z]+)`", text))
 
 
 def fields(schema: Mapping[str, Any]) -> Iterator[str]:
