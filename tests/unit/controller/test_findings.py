@@ -4,10 +4,14 @@
 
 from typing import Any
 
+import jsonschema
+
 from tests.unit.controller.builders import GIB
 from tests.unit.controller.fakeapi import FakeApi
 from tests.unit.controller.test_reconciler import Life, living
+from tests.unit.controller.test_status import SCHEMA, closed
 from verl_gpumonitor.diagnosis.health import REASONS
+from verl_gpumonitor.model.findings import Advice, Scope
 from verl_gpumonitor.model.report import StageNow, StageQuality, StepGpu, StepReport, StepStage
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import Severity
@@ -66,6 +70,7 @@ async def test_a_course_becomes_a_condition_a_finding_advice_and_one_event_each(
         start(life)
         await steps(life, RISING)
         status = life.status
+        jsonschema.validate(status, closed(SCHEMA))
         assert life.condition("OOMRisk") == ("True", "OOMRisk")
         assert status["health"].startswith("OOMRisk")
         found = next(one for one in status["findings"] if one["reason"] == "OOMRisk")
@@ -164,11 +169,31 @@ async def test_simple_findings_of_a_job_whose_stages_are_not_told_yet_are_taken_
         assert [count for _, reason, count in life.events if reason == "OOMRisk"] == [1, 1]
 
 
+def without_none(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As a status is written: what is unknown has no key."""
+    return [{key: value for key, value in item.items() if value is not None} for item in items]
+
+
 def _open(reason: str, **more: Any) -> OpenFinding:
     return OpenFinding(reason=reason, severity=Severity.WARNING, message="m" * 2000, **more)
 
 
 def test_lists_of_a_status_are_bounded() -> None:
+    scope = Scope(pods=("p" * 300,) * 16, gpus=("g" * 300,) * 16, stage="s" * 300, role="r" * 300)
+    advice = [
+        Advice(parameter=f"{number}" * 300, current="c" * 300, suggested="s" * 300, text="t" * 2000, price="p" * 900)
+        for number in range(1, 10)
+    ]
+    wide = [
+        _open("OOMRisk", since=1.0, scope=scope, advice=tuple(advice)),
+        _open("Hang", since=2.0, advice=(advice[-1],)),
+    ]
+    jsonschema.validate(
+        {"findings": without_none(findings(wide)), "recommendations": without_none(recommendations(wide))},
+        closed(SCHEMA),
+    )
+    assert len(recommendations(wide)) == 8
+    assert recommendations(wide)[0]["reason"] == "Hang"
     many = [_open("Imbalance", since=float(number)) for number in range(40)] + [_open("Hang")]
     shown = findings(many)
     assert len(shown) == 16
