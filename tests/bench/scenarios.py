@@ -47,7 +47,7 @@ def _table(title: str, scenarios: Iterable[Scenario]) -> Score:
     return total
 
 
-def _cost(pods: int = 32, steps: int = 14) -> None:
+def _cost(pods: int = 8, steps: int = 10) -> None:
     """Say what one sample costs and what a workload takes, at 8 GPUs a pod and a sample each 15 s."""
     job = Job("large", seed=1, pods=pods, gpus=8, interval=15.0)
     job.start()

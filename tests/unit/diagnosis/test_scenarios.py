@@ -21,11 +21,10 @@ from verl_gpumonitor.model.findings import TrackedFinding
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 NAMES = sorted(path.name.removesuffix(".jsonl.gz") for path in VISIBLE.glob("*.jsonl.gz"))
-QUICK = ("critic-peak-old-keys", "healthy-checkpoints", "healthy-ppo-critic", "mig-no-utilisation", "seed-after-fix",
-         "seed-hot-gpu0", "shm-64m", "sleep-keeps-26g", "spin-at-100", "xid31-program")  # fmt: skip
+QUICK = ("critic-peak-old-keys", "healthy-checkpoints", "mig-no-utilisation", "shm-64m", "spin-at-100", "xid31-program")
 RECORDED = NAMES if THOROUGH else QUICK
-SIMULATED = CASES if THOROUGH else CASES[::4]
-SHORT_CASES = [case for case in CASES if case.__name__ in ("slow_rank", "deadlock", "cached_host", "fewer_gpus")]
+SIMULATED = CASES if THOROUGH else CASES[::9]
+SHORT_CASES = [case for case in CASES if case.__name__ in ("deadlock", "cached_host")]
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -60,8 +59,8 @@ def _raised(findings: Sequence[TrackedFinding]) -> dict[tuple[str, str | None, o
     }
 
 
-@pytest.mark.parametrize("name", RECORDED if THOROUGH else QUICK[5:9])
-@pytest.mark.parametrize("transform", TRANSFORMS if THOROUGH else list(TRANSFORMS)[::2])
+@pytest.mark.parametrize("name", RECORDED if THOROUGH else QUICK[2:4])
+@pytest.mark.parametrize("transform", TRANSFORMS if THOROUGH else list(TRANSFORMS)[1::4])
 def test_a_job_recorded_otherwise_is_judged_alike(name: str, transform: str) -> None:
     scenario = load(name)
     change, interval = TRANSFORMS[transform]
@@ -82,11 +81,11 @@ def _healthy(*, gpus: int, pods: int, total_gib: float, stretch: float, seed: in
     return job.record()
 
 
-@settings(max_examples=40 if THOROUGH else 6)
+@settings(max_examples=40 if THOROUGH else 3)
 @given(
     gpus=st.sampled_from([1, 2, 4, 8]),
     total_gib=st.sampled_from([24.0, 40.0, 80.0, 141.0, 192.0]),
-    stretch=st.floats(0.5, 8.0),
+    stretch=st.floats(0.5, 8.0 if THOROUGH else 2.0),
     seed=st.integers(0, 2**16),
 )
 def test_a_healthy_job_stays_healthy_on_other_gpus_and_with_longer_steps(
@@ -96,7 +95,7 @@ def test_a_healthy_job_stays_healthy_on_other_gpus_and_with_longer_steps(
     assert [(f.finding.reason, f.finding.message) for f in ours(lines)] == []
 
 
-@settings(max_examples=15 if THOROUGH else 3)
+@settings(max_examples=15 if THOROUGH else 2)
 @given(pods=st.integers(2, 3), seed=st.integers(0, 2**16))
 def test_one_more_healthy_pod_raises_nothing(pods: int, seed: int) -> None:
     lines = _healthy(gpus=2, pods=pods, total_gib=80.0, stretch=1.0, seed=seed)

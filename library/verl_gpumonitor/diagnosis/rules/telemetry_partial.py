@@ -13,7 +13,7 @@ from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, duration, 
 from verl_gpumonitor.diagnosis.thresholds import Telemetry, Thresholds
 from verl_gpumonitor.diagnosis.xids import LOST
 
-from .telemetry_unavailable import blind
+from .telemetry_unavailable import blind, interval_of
 
 REASON = "TelemetryPartial"
 
@@ -25,7 +25,8 @@ def telemetry_partial(history: History, thresholds: Thresholds, _: Open) -> Verd
     for pod in history.pods.values():
         if pod.ended or pod.phase == "Pending" or blind(history, pod, limits) is not None:
             continue
-        if _silent(history, pod) > 2 * GAP_INTERVALS * 2.0:
+        if _silent(history, pod) > max(limits.silent_seconds / 4, 3 * interval_of(pod)):
+            # It has just gone silent, and is not judged by what it said last.
             continue
         cases += _of_pod(history, pod, limits)
     return [*cases, *_sources_gone(history, limits)]
@@ -50,10 +51,6 @@ def _sources_gone(history: History, limits: Telemetry) -> list[Case]:
         text = f"Nobody has told for {duration(history.t - history.told_t)} which stage runs, while GPUs go on working"
         cases.append(_case(pod, "stages", text, [], {"missing": "stages"}))
     return cases
-
-
-GAP_INTERVALS = 6
-"""A pod that has just gone silent is not judged by what it said last."""
 
 
 def _silent(history: History, pod: PodHistory) -> float:
@@ -83,7 +80,7 @@ def _unreadable(history: History, heard: list[GpuHistory], limits: Telemetry) ->
         if gpu.error is None
         and gpu.last is not None
         and history.t - gpu.last.t >= max(limits.silent_seconds / 2, 6 * gpu.interval)
-        and history.t - (gpu.pod.last_gpu_t or 0.0) < limits.silent_seconds / 4
+        and history.t - (gpu.pod.last_gpu_t or 0.0) < max(limits.silent_seconds / 4, 2 * gpu.interval)
     ]
     others = [gpu for gpu in heard if gpu not in lost and gpu.error not in LOST]
     return {

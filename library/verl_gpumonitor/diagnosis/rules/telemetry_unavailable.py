@@ -38,14 +38,15 @@ def blind(history: History, pod: PodHistory, limits: Telemetry) -> str | None:
             return None
         return f"Pod {pod.name} asked for {pod.gpus_requested} GPUs and none of them has been heard of"
     silent = history.listened - history.heard.get(pod.name, 0.0)
-    if silent >= max(limits.silent_seconds, 6 * _interval(pod)):
+    if silent >= max(limits.silent_seconds, 6 * interval_of(pod)):
         return f"Pod {pod.name}: nothing has come of its GPUs for {duration(silent)}"
     if all(gpu.last is not None for gpu in pod.gpus.values()) and _unreadable(history, pod, limits):
         return f"Pod {pod.name}: its GPUs answer, but neither utilisation nor memory can be read"
     return None
 
 
-def _interval(pod: PodHistory) -> float:
+def interval_of(pod: PodHistory) -> float:
+    """Return the usual seconds between two lines of a pod's GPUs, of the slowest."""
     return max((gpu.interval for gpu in pod.gpus.values()), default=2.0)
 
 
