@@ -39,7 +39,7 @@ REASON = "Imbalance"
 MEMORY, UTILIZATION, TIME = "memory", "utilization", "time"
 _LEAST_SECONDS = 5.0
 """A shorter stage cannot be compared."""
-_LEAST_SAMPLES = 3
+_LEAST_SAMPLES = 2.5
 """Nor can the load of one that has fewer samples."""
 _COMPARED = TRAINING | {GEN, "other", "unknown"}
 
