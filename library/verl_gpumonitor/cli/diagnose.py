@@ -50,7 +50,11 @@ def advised(diagnosis: Diagnosis) -> list[TrackedFinding]:
     ]
 
 
-@click.command("diagnose")
+@click.command(
+    "diagnose",
+    short_help="Say what was wrong in a recorded run.",
+    epilog="Example: gpumon diagnose run.jsonl.gz --json",
+)
 @click.argument("trace")
 @click.option("--json", "json_", is_flag=True, help="Print the findings as JSON (gpumonitor-findings/1).")
 @click.option("--mute", multiple=True, metavar="REASON", help="Leave a reason out; may be given several times.")

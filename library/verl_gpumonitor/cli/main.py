@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 GROUP: Final = "gpumon.commands"
 
 COMMANDS: Final = {
-    "compare": "compare",
-    "diagnose": "diagnose",
-    "list": "listing",
-    "log": "log",
-    "record": "record",
-    "replay": "replay",
-    "report": "report",
-    "top": "top",
+    "compare": ("compare", "Compare two recorded runs."),
+    "diagnose": ("diagnose", "Say what was wrong in a recorded run."),
+    "list": ("listing", "Show the GPUs of this host."),
+    "log": ("log", "Write load, memory, temperature of each GPU periodically."),
+    "record": ("record", "Record this host's GPUs and what runs on them."),
+    "replay": ("replay", "Watch a recorded run in fast motion."),
+    "report": ("report", "Make a page of a recorded run."),
+    "top": ("top", "Watch GPUs, processes and stages live."),
 }
-"""Name of a subcommand -> module of this package that holds it as `command`."""
+"""Name of a subcommand -> module of this package that holds it as `command`, and its short help: to show that alone,
+all modules would be imported."""
 
 
 class LazyGroup(click.Group):
@@ -40,13 +41,25 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Return a subcommand; None for an unknown name."""
-        module = COMMANDS.get(cmd_name)
-        if module is not None:
-            command = import_module(f"{__package__}.{module}").command
+        if cmd_name in COMMANDS:
+            command = import_module(f"{__package__}.{COMMANDS[cmd_name][0]}").command
         else:
             entry = added().get(cmd_name)
             command = entry.load()() if entry else None
         return command if isinstance(command, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing ours."""
+        rows = [
+            (name, COMMANDS[name][1] if name in COMMANDS else self._help_of(ctx, name))
+            for name in self.list_commands(ctx)
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def _help_of(self, ctx: click.Context, name: str) -> str:
+        command = self.get_command(ctx, name)
+        return "" if command is None else command.get_short_help_str(limit=80)
 
 
 def added() -> Mapping[str, "EntryPoint"]:

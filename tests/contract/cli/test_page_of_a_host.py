@@ -27,6 +27,15 @@ REPOSITORY = Path(__file__).parents[3]
 PAGE = (REPOSITORY / "docs" / "host.md").read_text()
 RUNS_SECONDS = 4.0
 """After this a command that runs until Ctrl-C gets one."""
+ENDS_SECONDS = 60.0
+"""Any other has ended by then, however busy the machine is."""
+
+
+def runs_on(line: str) -> bool:
+    """Whether a command runs until somebody ends it."""
+    return line.startswith(("gpumon log", "gpumon top", "gpumon record")) and not re.search(
+        r"--(count|duration|once|help)", line
+    )
 
 
 def blocks(language: str) -> list[str]:
@@ -81,7 +90,7 @@ class Shell:
         """Exit code, and what it printed; Ctrl-C for what would run on."""
         process = self.start(line)
         try:
-            out, err = process.communicate(timeout=RUNS_SECONDS)
+            out, err = process.communicate(timeout=RUNS_SECONDS if runs_on(line) else ENDS_SECONDS)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=10)

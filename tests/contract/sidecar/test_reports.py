@@ -33,7 +33,8 @@ def test_reports_tell_the_pods_gpus(
     assert last.gpus[0].observed_seconds > 0
     assert controller.tokens[0] == "Bearer first-token"
     assert controller.connections == 1, "the connection is kept alive"
-    assert sidecar.value("gpumonitor_reports_total", code="200") == len(controller.reports)
+    # The sidecar counts a report when its answer is there, which is a moment after the controller has it.
+    controller.wait_for(lambda reports: sidecar.value("gpumonitor_reports_total", code="200") == len(reports))
 
 
 def test_a_renewed_token_is_used_at_the_next_report(

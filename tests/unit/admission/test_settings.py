@@ -82,7 +82,7 @@ def test_defaults() -> None:
             "eventsPerSecond": 5.0,
             "eventsBurst": 50,
         },
-        "diagnosis": {"oomRisk": {}, "imbalance": {}},
+        "diagnosis": {"oomRisk": {}, "imbalance": {}, "thresholds": {}},
         "breaker": {"coolDownSeconds": 60.0, "maxCoolDownSeconds": 1800.0},
     }
 
