@@ -12,7 +12,7 @@ from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 
 from .jobs import JobKind, JobSeen
-from .steps import Pace, Pair, PoolSteps, pace_of
+from .steps import Pace, Pair, pace_of
 from .totals import OTHER, StageSum, StageSums
 from .workloads import PodTrack, Workload
 
@@ -155,18 +155,7 @@ def _pools(workload: Workload, fresh: Sequence[PodTrack]) -> list[PoolNow]:
 
 
 def _pace(workload: Workload) -> Pace:
-    pods = [track for track in workload.telling_pods() if track.record.gpus_requested > 0 and not track.record.deleting]
-    pools: dict[str, list[PodTrack]] = {}
-    for track in pods:
-        if track.telemetry is not None:
-            pools.setdefault(track.pool, []).append(track)
-    return pace_of(
-        PoolSteps(
-            [workload.steps_of(track) for track in pool],
-            [[step for step in track.steps.recent if workload.counts(step.job)] for track in pool],
-        )
-        for pool in pools.values()
-    )
+    return pace_of(workload.pools())
 
 
 def _quality(workload: Workload, fresh: Sequence[PodTrack]) -> StageQuality | None:

@@ -29,7 +29,7 @@ from .ledger_text import WrittenLedger
 from .pods import LABEL_RAY_GROUP, LABEL_RAY_NODE_TYPE
 from .ports import AcceptResult, PodIdentity, PodRecord
 from .relay import ClusterRelay
-from .steps import PodSteps
+from .steps import PodSteps, PoolSteps, pace_of
 from .telemetry import Telemetry
 from .totals import Totals, sum_of
 from .xids import PodXids
@@ -281,6 +281,28 @@ class Workload:
             return track.ledger.steps
         told = sum(number for job, number in track.steps.counted.items() if self.counts(job))
         return self.steps_before + told
+
+    def pools(self, *, ending: bool = False) -> list[PoolSteps]:
+        """Return the steps of its pods by pool. `ending`: those of pods that are being ended, too."""
+        pools: dict[str, list[PodTrack]] = {}
+        for track in self.telling_pods():
+            if (
+                track.record.gpus_requested > 0
+                and track.telemetry is not None
+                and (ending or not track.record.deleting)
+            ):
+                pools.setdefault(track.pool, []).append(track)
+        return [
+            PoolSteps(
+                [self.steps_of(track) for track in pool],
+                [[step for step in track.steps.recent if self.counts(step.job)] for track in pool],
+            )
+            for pool in pools.values()
+        ]
+
+    def note_last_steps(self) -> None:
+        """Take in what pods say in their last reports: soon after they are gone."""
+        self.step(pace_of(self.pools(ending=True)).cycles)
 
     def step(self, cycles: int) -> int | None:
         """Return its newest step: verl's own number if a source says it, else how many there were. It never falls."""
@@ -566,6 +588,8 @@ class Workloads:
             return AcceptResult(accepted=counted.accepted, replay=True)
         track.take(report, received_at)
         workload = self._workload_of(group)
+        if workload is not None and report.final:
+            workload.note_last_steps()
         if workload is not None and workload.end is not None:
             track.close(workload.end)
         leads = track.is_head and group.kind == JobKind.RAY_CLUSTER

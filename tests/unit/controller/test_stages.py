@@ -235,6 +235,20 @@ def test_what_is_told_after_a_borrowers_end_counts_for_it() -> None:
     assert [row.sums.observed_seconds for row in cluster.view("one").rows] == [24.0]
 
 
+def test_the_step_that_a_pod_tells_as_its_last_word_counts() -> None:
+    """Sidecars end with their pods, which are gone a moment later."""
+    cluster = Cluster(("g", 4, None), ("g", 4, None))
+    for number in (0, 1):
+        cluster.say(number, None, quality=StageQuality(source=StageSource.RAY_STATE, steps=9))
+    assert cluster.view().step == 9
+    for number in (0, 1):
+        ending = pod(f"w-{number}", owner_of(JobKind.RAY_CLUSTER, "c"), gpus=4, labels={GROUP: "g"}, deleting=True)
+        cluster.workloads.pod_seen(ending)
+        cluster.say(number, None, quality=StageQuality(source=StageSource.RAY_STATE, steps=10), final=True)
+        cluster.workloads.pod_gone(ending)
+    assert cluster.view().step == 10
+
+
 def test_each_of_several_jobs_is_shown_its_own_stage() -> None:
     cluster = Cluster(("g", 4, None))
     cluster.borrow("one", "j1")
