@@ -588,7 +588,8 @@ class Workloads:
             return AcceptResult(accepted=counted.accepted, replay=True)
         track.take(report, received_at)
         workload = self._workload_of(group)
-        if workload is not None and report.final:
+        if workload is not None and report.final and workload.job.ray_cluster in (None, group.name):
+            # Of a retry's former cluster it would be too many.
             workload.note_last_steps()
         if workload is not None and workload.end is not None:
             track.close(workload.end)
