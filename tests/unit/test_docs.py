@@ -182,7 +182,7 @@ def test_each_condition_is_described() -> None:
 
 def test_findings_stand_in_the_order_of_their_rank() -> None:
     text = (DOCS / "gpumonitor.md").read_text().partition("\n### Findings\n")[2].split("\n#", 1)[0]
-    found = {word: row[1] for row in rows(text) for word in quoted(row[0])}
+    found = {word: row[1] for row in rows(text) for word in re.findall(r"`([^`]+)`", row[0])}
     assert list(found) == sorted(REASONS, key=rank_of)
     assert all(REASONS[reason].severity.value in severities for reason, severities in found.items())
 
