@@ -10,6 +10,7 @@ import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
+from functools import lru_cache
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -288,8 +289,10 @@ class _Numbered:
     def __next__(self) -> str:
         self.last = line = next(self._source)
         self.number += 1
-        # A quote that is never closed would swallow the rest of the file.
-        return line.decode("utf-8", errors="replace").replace("\0", "").replace('"', "")
+        if b'"' in line or b"\0" in line:
+            # A quote that is never closed would swallow the rest of the file.
+            line = line.replace(b"\0", b"").replace(b'"', b"")
+        return line.decode("utf-8", errors="replace")
 
 
 _COLUMNS: Final = (
@@ -308,6 +311,8 @@ def _picker(places: dict[str, tuple[int, str]]) -> Callable[[Sequence[str]], lis
     return pick
 
 
+# Cells repeat: names and sizes in each row, load and temperature in most.
+@lru_cache(maxsize=4096)
 def _known(cell: str) -> str | None:
     text = cell.strip()
     return None if text.lower() in UNKNOWN_CELLS else text
@@ -336,6 +341,7 @@ def _row(picked: Sequence[str], units: Sequence[str], times: "_Times") -> Row:
     )
 
 
+@lru_cache(maxsize=4096)
 def _number(cell: str) -> float | None:
     """Return a number, with or without a unit after it; None for an unknown one. Raises ValueError."""
     if not cell:
@@ -357,6 +363,7 @@ def _with_unit(cell: str) -> tuple[float | None, str]:
     return float(match[1]), match[2].lower()
 
 
+@lru_cache(maxsize=4096)
 def _bytes(cell: str, unit: str) -> int | None:
     """Return the bytes of a cell: by the unit in it, else in its title, else MiB as nvidia-smi's. Raises ValueError."""
     if not cell:
