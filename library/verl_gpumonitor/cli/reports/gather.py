@@ -181,8 +181,7 @@ class Gatherer:
         """Return what was gathered, after the last line."""
         history = self.diagnosis.history
         findings = tuple(advised(self.diagnosis))
-        steps = len(history.step_ends) if history.step_ends else 0
-        steps = max(steps, history.step) if history.step_ends else 0
+        steps = max(len(history.step_ends), history.step) if history.step_ends else 0
         return Run(
             header=history.header,
             seconds=max(self._axis.end, history.t),
