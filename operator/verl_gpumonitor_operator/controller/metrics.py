@@ -15,10 +15,12 @@ from prometheus_client.registry import Collector
 from verl_gpumonitor.model.vocabulary import ROLES, STAGES, UNKNOWN
 
 from .certificates import CertificateState
+from .entry import Entry
 from .events import EventRecorder
+from .examination import phase_of
 from .lease import Lease
 from .pods import PodStore
-from .reconciler import Entry, Reconciler, phase_of
+from .reconciler import Reconciler
 from .stages import by_pair
 from .status import Picture, mean_utilization
 from .steps import Pair

@@ -171,7 +171,7 @@ class Sweeper:
         for uid in before - listed:
             self.state.corrected += 1
             self._reconciler.job_gone(kind, uid)
-        self._reconciler.listed_kinds.add(kind)
+        self._reconciler.kind_listed(kind)
 
     async def _sweep_monitors(self) -> None:
         before = self._reconciler.known_monitors()

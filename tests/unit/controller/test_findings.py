@@ -26,9 +26,8 @@ COMMAND = (
 )
 
 
-def with_clinic(life: Life) -> None:
-    clinic = Clinic(interval_seconds=5.0)
-    life.workloads.observer = life.reconciler.clinic = clinic
+def clinic() -> Clinic:
+    return Clinic(interval_seconds=5.0)
 
 
 def start(life: Life) -> None:
@@ -65,8 +64,7 @@ RISING = [60.0 + 1.5 * number for number in range(12)]
 
 
 async def test_a_course_becomes_a_condition_a_finding_advice_and_one_event_each() -> None:
-    async with living() as life:
-        with_clinic(life)
+    async with living(clinic=clinic()) as life:
         start(life)
         await steps(life, RISING)
         status = life.status
@@ -90,8 +88,7 @@ async def test_a_course_becomes_a_condition_a_finding_advice_and_one_event_each(
 
 
 async def test_it_is_over_when_its_cause_is_gone_and_says_so_once() -> None:
-    async with living() as life:
-        with_clinic(life)
+    async with living(clinic=clinic()) as life:
         start(life)
         await steps(life, [*RISING, *[45.0] * 14])
         assert life.condition("OOMRisk") == ("False", "NotDetected")
@@ -105,14 +102,12 @@ async def test_it_is_over_when_its_cause_is_gone_and_says_so_once() -> None:
 
 async def test_a_restarted_controller_goes_on_with_what_is_open_and_tells_it_no_second_time() -> None:
     api = FakeApi()
-    async with living(api) as before:
-        with_clinic(before)
+    async with living(api, clinic=clinic()) as before:
         start(before)
         await steps(before, RISING)
         then = before.now
         assert before.condition("OOMRisk")[0] == "True"
-    async with living(api, start=then + 5.0) as life:
-        with_clinic(life)
+    async with living(api, start=then + 5.0, clinic=clinic()) as life:
         start(life)
         life.reconciler.restore()
         life.reconciler.listening()
@@ -123,8 +118,7 @@ async def test_a_restarted_controller_goes_on_with_what_is_open_and_tells_it_no_
 
 
 async def test_every_reason_of_the_table_has_its_condition_and_what_cannot_be_judged_says_why() -> None:
-    async with living() as life:
-        with_clinic(life)
+    async with living(clinic=clinic()) as life:
         start(life)
         await steps(life, [50.0] * 5)
         found = {one["type"]: (one["status"], one["reason"]) for one in life.status["conditions"]}
@@ -138,8 +132,7 @@ async def test_every_reason_of_the_table_has_its_condition_and_what_cannot_be_ju
 
 
 async def test_a_spec_may_mute_and_set_thresholds_and_is_told_what_cannot_be() -> None:
-    async with living() as life:
-        with_clinic(life)
+    async with living(clinic=clinic()) as life:
         start(life)
         await life.run(2)
         life.monitor["spec"]["thresholds"] = {"oomRisk": {"nearRatio": 2}}
@@ -157,8 +150,7 @@ async def test_a_spec_may_mute_and_set_thresholds_and_is_told_what_cannot_be() -
 
 async def test_simple_findings_of_a_job_whose_stages_are_not_told_yet_are_taken_over() -> None:
     """It began with one full GPU, and stages are told from some later time on: one problem, one Event."""
-    async with living() as life:
-        with_clinic(life)
+    async with living(clinic=clinic()) as life:
         start(life)
         await life.reporting(120, used=(78, 19, 19, 19))
         assert life.condition("OOMRisk") == ("True", "OOMRisk")

@@ -19,6 +19,7 @@ from verl_gpumonitor.model.report import GpuReport, StageCount, StageNow, StageQ
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import GpuState, Severity
 from verl_gpumonitor_operator.controller import ledger_text
+from verl_gpumonitor_operator.controller.clinic import Clinic
 from verl_gpumonitor_operator.controller.documents import Deployment
 from verl_gpumonitor_operator.controller.events import EventRecorder
 from verl_gpumonitor_operator.controller.jobs import JobKind, timestamp, unix_seconds
@@ -39,12 +40,12 @@ SFT = owner_of(JobKind.PYTORCH_JOB, "sft")
 class Life:
     """One life of a controller."""
 
-    def __init__(self, api: FakeApi, start: float, settings: Settings) -> None:
+    def __init__(self, api: FakeApi, start: float, settings: Settings, clinic: Clinic | None) -> None:
         self.api = api
         self.now = start
         loop = asyncio.get_running_loop()
         client = cast(KubeClient, api)
-        self.workloads = Workloads()
+        self.workloads = Workloads(observer=clinic)
         self.writer = StatusWriter(client, writes_per_second=1e6, clock=loop.time)
         self.recorder = EventRecorder(client, instance="pod", rate=1e6, burst=10_000, clock=loop.time)
         self.namespaces = Namespaces()
@@ -61,8 +62,10 @@ class Life:
             limits=DiagnosisLimits(),
             ledgers=self.ledgers,
             clock=lambda: self.now,
+            clinic=clinic,
         )
-        self.reconciler.listed_kinds = set(JobKind)
+        for kind in JobKind:
+            self.reconciler.kind_listed(kind)
         self.tasks = [asyncio.create_task(self.writer.run()), asyncio.create_task(self.recorder.run())]
         self._sequences: dict[str, int] = {}
 
@@ -170,9 +173,12 @@ class Life:
 
 @asynccontextmanager
 async def living(
-    api: FakeApi | None = None, start: float = 2000.0, settings: Settings = OPERATOR
+    api: FakeApi | None = None,
+    start: float = 2000.0,
+    settings: Settings = OPERATOR,
+    clinic: Clinic | None = None,
 ) -> AsyncIterator[Life]:
-    life = Life(api or FakeApi(), start, settings)
+    life = Life(api or FakeApi(), start, settings, clinic)
     await life.ledgers.load()
     life.begin()
     try:

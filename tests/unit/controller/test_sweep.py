@@ -69,6 +69,9 @@ class Believes:
         self.monitors: set[tuple[str, str, str]] = set()
         self.listed_kinds: set[JobKind] = set()
 
+    def kind_listed(self, kind: JobKind) -> None:
+        self.listed_kinds.add(kind)
+
     def known_jobs(self, kind: JobKind) -> set[str]:
         return set(self.jobs[kind])
 
