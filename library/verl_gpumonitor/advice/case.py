@@ -9,13 +9,13 @@ from typing import Final
 
 import msgspec
 
+from verl_gpumonitor.model.figures import GIB
 from verl_gpumonitor.model.findings import Advice, Finding
 
 from .config import Config
 from .constraints import Weighed, pointless, refusals
 from .context import Context
 
-GIB: Final = 2**30
 SAFE_SHARE: Final = 0.90
 """Of a GPU's memory: above it, fragmentation and the runtime's own buffers decide whether the next step fits."""
 GROWTH_STEPS: Final = 3

@@ -5,10 +5,11 @@
 import math
 from typing import Final
 
+from verl_gpumonitor.model.figures import GIB
 from verl_gpumonitor.model.findings import Advice
 
 from . import levers
-from .case import GIB, GROWTH_STEPS, Case, Found, say
+from .case import GROWTH_STEPS, Case, Found, say
 from .catalogue import MEGATRON
 
 _TEMPLATES: Final = {

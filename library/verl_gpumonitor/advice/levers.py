@@ -6,9 +6,10 @@ A lever knows how its setting works, sizes the new value from the evidence and n
 asks, and in which order, is the advisors' matter; what verl refuses is `constraints`' matter.
 """
 
+from verl_gpumonitor.model.figures import GIB
 from verl_gpumonitor.model.findings import Advice
 
-from .case import GIB, STATE_BYTES, Case, round_down
+from .case import STATE_BYTES, Case, round_down
 from .catalogue import MEGATRON
 from .config import A, M, R
 from .constraints import BatchKeys, batch_keys, least_tokens

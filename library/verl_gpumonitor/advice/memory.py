@@ -9,10 +9,11 @@ for another: a smaller rollout share does not lower the peak of an update, for t
 from collections.abc import Callable
 from typing import Final
 
+from verl_gpumonitor.model.figures import GIB
 from verl_gpumonitor.model.findings import Advice
 
 from . import levers
-from .case import GIB, Case, Found, doubtful, say
+from .case import Case, Found, doubtful, say
 from .config import A, M, R
 
 _OUTLIER: Final = 0.25

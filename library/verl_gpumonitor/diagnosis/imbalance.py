@@ -4,11 +4,12 @@
 
 from collections.abc import Sequence
 
+from verl_gpumonitor.model.figures import percent
 from verl_gpumonitor.model.findings import Finding, GpuWindow
 from verl_gpumonitor.model.vocabulary import Severity
 
 from .limits import ImbalanceLimits
-from .pools import Reading, Verdict, by_pool, few_enough, memory_text, percent, scope_of, subject, usual
+from .pools import Reading, Verdict, by_pool, few_enough, memory_text, scope_of, subject, usual
 
 REASON = "Imbalance"
 MEMORY, UTILIZATION = "memory", "utilization"

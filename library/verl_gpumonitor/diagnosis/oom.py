@@ -9,11 +9,12 @@ come near the end together.
 
 from collections.abc import Sequence
 
+from verl_gpumonitor.model.figures import percent
 from verl_gpumonitor.model.findings import Finding, GpuWindow
 from verl_gpumonitor.model.vocabulary import Severity
 
 from .limits import OomRiskLimits
-from .pools import Reading, Verdict, by_pool, few_enough, memory_text, percent, scope_of, subject, usual
+from .pools import Reading, Verdict, by_pool, few_enough, memory_text, scope_of, subject, usual
 
 REASON = "OOMRisk"
 

@@ -3,13 +3,11 @@
 """Comparing a GPU with its peers: what several rules need. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
 
 import msgspec
 
+from verl_gpumonitor.model.figures import GIB
 from verl_gpumonitor.model.findings import MAX_SCOPE, Finding, GpuWindow, Scope
-
-GIB: Final = 2**30
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,11 +66,6 @@ def subject(odd: Sequence[Reading]) -> str:
     gpu = odd[0].gpu
     name = f"GPU {gpu.uuid if gpu.index is None else gpu.index} of pod {gpu.pod}"
     return name if len(odd) == 1 else f"{name} and {len(odd) - 1} more"
-
-
-def percent(ratio: float) -> str:
-    """Return `98%`."""
-    return f"{100 * ratio:.0f}%"
 
 
 def memory_text(gpu: GpuWindow) -> str:

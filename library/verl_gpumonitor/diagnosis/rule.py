@@ -16,7 +16,6 @@ from .history import GpuHistory, History
 from .hysteresis import Holds
 from .thresholds import Thresholds
 
-GIB: Final = 2**30
 TRAINING: Final = frozenset({"old_log_prob", "ref", "values", "update_critic", "update_actor", "reward"})
 """Stages in which training processes compute in step with each other, each with memory of its own making."""
 ENGINE: Final = frozenset({"gen", "testing"})
@@ -97,16 +96,6 @@ def median(values: Iterable[float]) -> float | None:
     """Return the lower median; None of nothing."""
     known = sorted(values)
     return known[(len(known) - 1) // 2] if known else None
-
-
-def gib(size: float) -> str:
-    """Return `76.9 GiB`, or `48 MiB` where that says more."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB / 2 else f"{size / 2**20:.0f} MiB"
-
-
-def percent(ratio: float) -> str:
-    """Return `98%`."""
-    return f"{100 * ratio:.0f}%"
 
 
 def duration(seconds: float) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from verl_gpumonitor.model.figures import percent
 from verl_gpumonitor.model.report import StageNow, StageQuality
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import UNKNOWN
@@ -275,7 +276,7 @@ def _percent(ratio: float | None) -> str:
     """A small share is not nothing: `<1%`."""
     if ratio is None:
         return "-"
-    return "<1%" if 0 < ratio < 0.005 else f"{round(ratio * 100)}%"
+    return "<1%" if 0 < ratio < 0.005 else percent(ratio)
 
 
 def _short(value: float | None, unit: str) -> str:

@@ -13,6 +13,7 @@ from heapq import nsmallest
 from typing import Any, Final, NamedTuple
 
 from verl_gpumonitor.diagnosis.health import rank_of
+from verl_gpumonitor.model.figures import percent
 from verl_gpumonitor.model.findings import Advice, Scope
 from verl_gpumonitor.model.report import GpuReport
 from verl_gpumonitor.model.vocabulary import GpuState, Phase, Severity
@@ -267,11 +268,6 @@ def _memory(picture: Picture) -> Mapping[str, Any] | None:
         "totalBytes": peak.total_bytes,
         "text": percent(peak.ratio),
     }
-
-
-def percent(ratio: float) -> str:
-    """Ratio as people read it, in whole percent. Example: 0.714 gives `71%`."""
-    return f"{round(ratio * 100)}%"
 
 
 WEAKEST_FIRST: Final = ("none", "ray-agent", "nvml")

@@ -12,11 +12,12 @@ from markupsafe import Markup
 
 from verl_gpumonitor import __version__
 from verl_gpumonitor.cli.findings import clock, ordered
+from verl_gpumonitor.model import figures
 from verl_gpumonitor.model.findings import Advice, Evidence, TrackedFinding
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 
 from .charts import bar, budget_bar, gpu_chart, heat_map, stage_class
-from .gather import GIB, GpuRun, Run, StageRow
+from .gather import GpuRun, Run, StageRow
 from .tracks import Bucket
 
 MAX_CHARTS: Final = 16
@@ -26,12 +27,12 @@ MAX_ROWS: Final = 64
 
 def percent(ratio: float | None) -> str:
     """Return a ratio for a person; `?` for what is unknown."""
-    return "?" if ratio is None else f"{100 * ratio:.0f}%"
+    return "?" if ratio is None else figures.percent(ratio)
 
 
 def gib(size: float | None) -> str:
     """Return bytes for a person."""
-    return "?" if size is None else f"{size / GIB:.1f} GiB"
+    return "?" if size is None else figures.gib(size)
 
 
 def heat_styles() -> str:

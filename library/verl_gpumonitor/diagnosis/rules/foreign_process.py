@@ -12,8 +12,9 @@ is silent.
 from collections.abc import Sequence
 
 from verl_gpumonitor.diagnosis.history import GpuHistory, History, PodHistory
-from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, finding, gib, gpu_name
+from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, finding, gpu_name
 from verl_gpumonitor.diagnosis.thresholds import Foreign, Thresholds
+from verl_gpumonitor.model.figures import gib
 
 REASON = "ForeignProcess"
 _OF_THE_JOB = ("ray::", "VLLM::", "sglang::", "vllm", "sglang", "trtllm", "verl", "torchrun", "multiprocessing", "ray/")

@@ -17,20 +17,10 @@ from collections.abc import Sequence
 import msgspec
 
 from verl_gpumonitor.diagnosis.history import GpuHistory, History
-from verl_gpumonitor.diagnosis.rule import (
-    ENGINE,
-    PAUSES,
-    TRAINING,
-    Case,
-    Open,
-    Rule,
-    Verdict,
-    duration,
-    finding,
-    percent,
-)
+from verl_gpumonitor.diagnosis.rule import ENGINE, PAUSES, TRAINING, Case, Open, Rule, Verdict, duration, finding
 from verl_gpumonitor.diagnosis.thresholds import Hang, Thresholds
 from verl_gpumonitor.diagnosis.work import OTHER
+from verl_gpumonitor.model.figures import percent
 from verl_gpumonitor.model.findings import Evidence
 from verl_gpumonitor.model.history import IDLE_UTILIZATION
 from verl_gpumonitor.model.vocabulary import UNKNOWN

@@ -13,8 +13,9 @@ it, also without any sign before; our own container is not the job's.
 from typing import Final
 
 from verl_gpumonitor.diagnosis.history import History, PodHistory
-from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, duration, finding, fit, gib, percent
+from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, duration, finding, fit
 from verl_gpumonitor.diagnosis.thresholds import HostMemory, Thresholds
+from verl_gpumonitor.model.figures import gib, percent
 from verl_gpumonitor.model.findings import Evidence
 from verl_gpumonitor.model.vocabulary import Severity
 

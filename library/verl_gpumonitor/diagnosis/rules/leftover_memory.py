@@ -12,8 +12,9 @@ that time. Source: ovg-project/kvcached#29.
 from collections.abc import Sequence
 
 from verl_gpumonitor.diagnosis.history import GpuHistory, History, PodHistory
-from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, finding, gib, subject
+from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, finding, subject
 from verl_gpumonitor.diagnosis.thresholds import Leftover, Thresholds
+from verl_gpumonitor.model.figures import gib
 from verl_gpumonitor.model.history import IDLE_UTILIZATION
 
 REASON = "LeftoverMemory"

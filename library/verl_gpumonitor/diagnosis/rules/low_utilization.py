@@ -16,9 +16,10 @@ from collections.abc import Sequence
 import msgspec
 
 from verl_gpumonitor.diagnosis.history import WINDOW_SECONDS, GpuHistory, History
-from verl_gpumonitor.diagnosis.rule import TRAINING, Cadence, Case, Open, Rule, Verdict, duration, finding, percent
+from verl_gpumonitor.diagnosis.rule import TRAINING, Cadence, Case, Open, Rule, Verdict, duration, finding
 from verl_gpumonitor.diagnosis.thresholds import LowUtilization, Thresholds
 from verl_gpumonitor.diagnosis.work import GEN, OTHER
+from verl_gpumonitor.model.figures import percent
 from verl_gpumonitor.model.findings import Evidence
 from verl_gpumonitor.model.history import Piece
 from verl_gpumonitor.model.vocabulary import UNKNOWN

@@ -16,8 +16,9 @@ from itertools import pairwise
 import msgspec
 
 from verl_gpumonitor.diagnosis.history import DEPTH, GpuHistory, History
-from verl_gpumonitor.diagnosis.rule import Cadence, Case, Open, Rule, Verdict, finding, fit, gib, median, subject
+from verl_gpumonitor.diagnosis.rule import Cadence, Case, Open, Rule, Verdict, finding, fit, median, subject
 from verl_gpumonitor.diagnosis.thresholds import MemoryGrowth, Thresholds
+from verl_gpumonitor.model.figures import gib
 from verl_gpumonitor.model.findings import Evidence
 
 REASON = "MemoryGrowth"

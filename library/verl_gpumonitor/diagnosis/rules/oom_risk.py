@@ -33,12 +33,12 @@ from verl_gpumonitor.diagnosis.rule import (
     few,
     finding,
     fit,
-    gib,
     median,
     subject,
 )
 from verl_gpumonitor.diagnosis.thresholds import OomRisk, Thresholds
 from verl_gpumonitor.diagnosis.work import GEN, OTHER
+from verl_gpumonitor.model.figures import gib
 from verl_gpumonitor.model.findings import Evidence, Finding
 from verl_gpumonitor.model.history import Piece
 from verl_gpumonitor.model.vocabulary import UNKNOWN, Severity

@@ -14,9 +14,10 @@ import re
 from collections.abc import Sequence
 
 from verl_gpumonitor.diagnosis.history import GpuHistory, History
-from verl_gpumonitor.diagnosis.rule import TRAINING, Cadence, Case, Open, Rule, Verdict, finding, gib, subject
+from verl_gpumonitor.diagnosis.rule import TRAINING, Cadence, Case, Open, Rule, Verdict, finding, subject
 from verl_gpumonitor.diagnosis.thresholds import RolloutMemory, Thresholds
 from verl_gpumonitor.diagnosis.work import GEN, OTHER
+from verl_gpumonitor.model.figures import gib
 from verl_gpumonitor.model.findings import Evidence
 
 REASON = "RolloutMemoryNotReleased"

@@ -9,8 +9,9 @@ three quarters full and stays so is well.
 """
 
 from verl_gpumonitor.diagnosis.history import History, PodHistory
-from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, duration, finding, fit, gib, percent
+from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, duration, finding, fit
 from verl_gpumonitor.diagnosis.thresholds import SharedMemory, Thresholds
+from verl_gpumonitor.model.figures import gib, percent
 from verl_gpumonitor.model.findings import Evidence
 
 REASON = "SharedMemoryRisk"

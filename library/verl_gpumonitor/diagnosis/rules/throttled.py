@@ -11,8 +11,9 @@ clocks-event reasons.
 from collections.abc import Sequence
 
 from verl_gpumonitor.diagnosis.history import GpuHistory, History
-from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, finding, percent, subject
+from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, finding, subject
 from verl_gpumonitor.diagnosis.thresholds import Thresholds, Throttling
+from verl_gpumonitor.model.figures import percent
 from verl_gpumonitor.model.findings import Evidence
 from verl_gpumonitor.model.history import Piece
 

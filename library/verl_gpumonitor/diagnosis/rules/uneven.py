@@ -25,13 +25,12 @@ from verl_gpumonitor.diagnosis.rule import (
     duration,
     few,
     finding,
-    gib,
     median,
-    percent,
     subject,
 )
 from verl_gpumonitor.diagnosis.thresholds import Imbalance, Thresholds
 from verl_gpumonitor.diagnosis.work import GEN
+from verl_gpumonitor.model.figures import gib, percent
 from verl_gpumonitor.model.findings import Evidence, Finding
 from verl_gpumonitor.model.history import Piece
 
