@@ -27,10 +27,12 @@ from verl_gpumonitor.stages.sources.ray_agent import AgentStages, RunningNames
 from . import endpoint, exporter, settings
 from .channel import Channel
 from .cluster_report import ClusterDue
+from .flight_record import CONTENT_TYPE, FlightRecord, Place
 from .join import Terms
 from .journal import Journal
 from .loop import Loop, MarkReading
 from .ray_watch import AgentPage, RayWatch
+from .recorder import Recorder
 from .reporter import Reporter, read_token
 from .reports import JobsDue, NodesDue, Sender, Turn, build, fit
 from .settings import Settings, SettingsError
@@ -85,8 +87,18 @@ def wait_with_broken_settings(error: SettingsError, journal: Journal) -> None:
     serve(settings.metrics_port(os.environ), page, healthy=lambda: True, journal=journal)
 
 
-def serve(port: int, page: exporter.Page, *, healthy: Callable[[], bool], journal: Journal) -> int | None:
-    """Serve /metrics and /healthz; on a free port when this one is taken. Return the port, None when there is none."""
+def serve(
+    port: int,
+    page: exporter.Page,
+    *,
+    healthy: Callable[[], bool],
+    record: FlightRecord | None = None,
+    journal: Journal,
+) -> int | None:
+    """Serve /metrics, /healthz and, with a record, /trace; on a free port when this one is taken.
+
+    Return the port, None when there is none.
+    """
 
     def metrics() -> endpoint.Answer:
         return 200, exporter.CONTENT_TYPE, page.text()
@@ -100,7 +112,8 @@ def serve(port: int, page: exporter.Page, *, healthy: Callable[[], bool], journa
         journal.event("/metrics cannot be served", port=port, error=str(error))
         return None
     taken: int = listener.getsockname()[1]
-    endpoint.Endpoint(listener, {"/metrics": metrics, "/healthz": health}).start()
+    streams = {wiring.TRACE_PATH: endpoint.Stream(CONTENT_TYPE, record.pieces)} if record else {}
+    endpoint.Endpoint(listener, {"/metrics": metrics, "/healthz": health}, streams).start()
     journal.event("serving /metrics and /healthz", port=taken)
     return taken
 
@@ -151,6 +164,9 @@ class Sidecar:
             journal=journal,
             urgent=self._hurry,
         )
+        self._recorder = Recorder(
+            gpus_requested=found.gpus_requested, sample_interval_seconds=found.sample_interval_seconds
+        )
         self._nodes_due = NodesDue()
         self._jobs_due = JobsDue()
         self._cluster_due = ClusterDue()
@@ -162,13 +178,33 @@ class Sidecar:
     def run(self, signals: tuple[signal.Signals, ...]) -> NoReturn:
         """Start the parts, turn the loop until a signal comes, then report a last time and exit."""
         self._journal.event("started", pod=self._settings.pod_name, version=__version__, start_id=self._sender.start_id)
-        serve(self._settings.metrics_port, self._page, healthy=self._loop.healthy, journal=self._journal)
+        serve(
+            self._settings.metrics_port,
+            self._page,
+            healthy=self._loop.healthy,
+            record=self._flight_record(),
+            journal=self._journal,
+        )
         for part in (self._sampler, self._ray, self._stages, self._reporter):
             if part is not None:
                 part.start()
         while signal.sigtimedwait(signals, self._interval_seconds) is None:
             self._loop.turn()
+            self._record()
         self._end()
+
+    def _record(self) -> None:
+        """Keep the new picture. A fault here costs the record alone."""
+        try:
+            self._recorder.look(self._loop.state, now=time.monotonic(), now_unix=time.time())
+        except Exception as error:  # noqa: BLE001 - the loop must turn on, whatever is wrong with the record
+            self._journal.state("record", "nothing is recorded, for a fault of ours", error=repr(error))
+
+    def _flight_record(self) -> FlightRecord:
+        place = Place(
+            pod=self._settings.pod_name, node=self._settings.node_name, ray_node_type=self._settings.ray_node_type
+        )
+        return FlightRecord(self._recorder, place, clock=time.monotonic, unix_clock=time.time)
 
     def _end(self) -> NoReturn:
         self._loop.end()

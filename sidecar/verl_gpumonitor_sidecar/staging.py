@@ -16,7 +16,7 @@ from verl_gpumonitor.model.stages import StageInterval, StageSource, StageWord
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 from verl_gpumonitor.timeline.job_steps import JobSteps
 from verl_gpumonitor.timeline.stages import Key, StageTimeline
-from verl_gpumonitor.timeline.words import OTHER, POD, Own, Voice, present, speaker
+from verl_gpumonitor.timeline.words import OTHER, POD, Own, Part, Voice, present, speaker
 
 from .state import PodState, StagePicture
 
@@ -87,7 +87,7 @@ class Staging:
         voices = _voices(heard, now_unix)
         owns = self._owns(state, voices)
         self._observe(state, owns, now=now, now_unix=now_unix)
-        self._settle(voices, now_unix, final=final)
+        decided = self._settle(voices, now_unix, final=final)
         running = self._now(voices, now_unix)
         return StagePicture(
             now=running[0] if running else None,
@@ -98,10 +98,14 @@ class Staging:
             counts=self._counts,
             pod_seconds=self._pod_seconds,
             steps=self._steps.kept,
+            decided=decided,
         )
 
-    def _settle(self, voices: list[Voice], now_unix: float, *, final: bool) -> None:
-        """Count what is decided. Most turns of a worker decide nothing: its head speaks each 15 s."""
+    def _settle(self, voices: list[Voice], now_unix: float, *, final: bool) -> tuple[Part, ...]:
+        """Count what is decided, and return the pod's part of it.
+
+        Most turns of a worker decide nothing: its head speaks each 15 s.
+        """
         if final:
             settled = self._timeline.finish(voices, now=now_unix)
         else:
@@ -115,6 +119,7 @@ class Staging:
             self._counts = {**self._counts, **{uuid: self._timeline.gpu_counts(uuid) for uuid in changed}}
         if settled.pod:
             self._pod_seconds = self._timeline.pod_seconds()
+        return settled.pod
 
     def _observe(self, state: PodState, owns: Mapping[str, Own], *, now: float, now_unix: float) -> None:
         if self._turned_at is not None:

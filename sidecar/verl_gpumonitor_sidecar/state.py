@@ -15,6 +15,7 @@ from verl_gpumonitor.model.stages import StageInterval, StageWord
 from verl_gpumonitor.model.vocabulary import UNKNOWN, GpuState, Ownership, Source, UnavailableReason
 from verl_gpumonitor.timeline.stages import Key
 from verl_gpumonitor.timeline.steps import Step
+from verl_gpumonitor.timeline.words import Part
 
 FRESH_INTERVALS = 3
 """A value older than so many intervals of its source is no longer shown."""
@@ -49,6 +50,8 @@ class StagePicture(msgspec.Struct, frozen=True, kw_only=True):
     """Wall time of the pod by (job, stage, role), in that order too."""
     steps: tuple[Step, ...] = ()
     """Whole steps that were not heard of by the controller, oldest first."""
+    decided: tuple[Part, ...] = ()
+    """What the pod was in, as far as this turn decided it, in order."""
 
 
 class ClusterStagesSeen(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-TRACE_FORMAT: Final = "gpumonitor-trace/1"
+from .vocabulary import TRACE_FORMAT as TRACE_FORMAT
+
 MAX_LINE_BYTES: Final = 4 * 1024 * 1024
 """A header of 1,000 pods takes 2 MB; whatever is longer is not read as JSON."""
 
@@ -92,6 +93,8 @@ class Header(_Line, frozen=True, kw_only=True, tag="header"):
     """Command line of the driver."""
     frameworks: Frameworks | None = None
     pods: list[TracePod] | None = None
+    notes: list[str] | None = None
+    """What a reader must know of how it came about, such as pods that did not answer."""
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):

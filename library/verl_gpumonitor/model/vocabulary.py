@@ -7,6 +7,9 @@ Stages and roles are plain strings, because a later verl may bring new ones; the
 
 from .enums import StrEnum
 
+TRACE_FORMAT = "gpumonitor-trace/1"
+"""First line of a trace; `model.trace` reads it, and it is here for the sidecar, which only writes some lines."""
+
 STAGES = (
     "init",
     "gen",

@@ -26,6 +26,8 @@ SIDECAR_PROGRAM: Final = "/opt/gpumonitor/bin/gpumon-sidecar"
 
 METRICS_PORT: Final = 9410
 METRICS_PORT_NAME: Final = "gpumon-metrics"
+TRACE_PATH: Final = "/trace"
+"""On the port of the metrics: the last half hour of the pod as a trace."""
 MARKS_PORT: Final = 9411
 """UDP, on localhost alone."""
 
