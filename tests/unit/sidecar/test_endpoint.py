@@ -10,7 +10,7 @@ import pytest
 
 from verl_gpumonitor_sidecar.endpoint import PLAIN, Endpoint, Stream
 
-PIECE = b"x" * 65536
+PIECE = b"x" * 2**20
 
 
 class Server:
@@ -108,7 +108,7 @@ def test_pieces_are_made_at_a_pace_and_not_ahead_of_the_client(server: Server) -
     with server.ask("/trace") as client:
         end = time.monotonic() + 0.6
         while time.monotonic() < end:
-            client.recv(1 << 20)
+            client.recv(1 << 22)
     assert 3 <= server.made <= 14
 
 
