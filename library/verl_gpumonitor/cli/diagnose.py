@@ -84,6 +84,8 @@ def command(trace: str, json_: bool, mute: tuple[str, ...], fail_on: str | None,
     except TraceError as error:
         click.echo(f"gpumon: {trace}: {error}", err=True)
         sys.exit(UNREADABLE)
+    for note in recorded.header.notes or ():
+        click.echo(f"gpumon: {trace}: noted in it: {note}", err=True)
     for complaint in recorded.complaints:
         click.echo(f"gpumon: {trace}: {complaint}", err=True)
     if json_:

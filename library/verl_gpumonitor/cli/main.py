@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 GROUP: Final = "gpumon.commands"
 
 COMMANDS: Final = {
+    "bundle": ("bundle", "Fetch the last half hour of a job from its cluster."),
     "compare": ("compare", "Compare two recorded runs."),
     "diagnose": ("diagnose", "Say what was wrong in a recorded run."),
     "list": ("listing", "Show the GPUs of this host."),

@@ -204,6 +204,7 @@ def quality(run: Run) -> list[str]:
         found.append("The record has no power: a GPU that spins cannot be told from one that works.")
     if run.width_seconds > 1:
         found.append(f"Each point of the charts stands for {clock(run.width_seconds)}.")
+    found += [f"Noted in the record: {note}." for note in run.header.notes or ()]
     found += [f"Passed over: {line}" for line in run.complaints]
     return found or ["Everything that was looked for is in the record."]
 

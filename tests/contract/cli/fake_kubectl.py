@@ -1,0 +1,60 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Stands for kubectl: answers from a file of what a cluster would, and hands requests to pods on to real sidecars.
+
+The file (`FAKE_CLUSTER`) is a JSON object: path below the API server -> `{"body": …}`, `{"file": PATH}`, `{"url": …}`
+or `{"error": "what kubectl prints"}`. Every call is noted in `calls` beside it.
+"""
+
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+PROXY_ERRORS = {404: "(NotFound): the server could not find the requested resource", 503: "(ServiceUnavailable): busy"}
+
+
+def fail(said: str) -> int:
+    print(f"Error from server {said}", file=sys.stderr)
+    return 1
+
+
+def get(answers: dict[str, dict[str, object]], path: str) -> int:
+    answer = answers.get(path, {"error": f'(NotFound): "{path}" not found'})
+    if "error" in answer:
+        return fail(str(answer["error"]))
+    if "url" in answer:
+        try:
+            with urllib.request.urlopen(str(answer["url"]), timeout=20) as body:
+                while piece := body.read1(65536):
+                    sys.stdout.buffer.write(piece)
+                    sys.stdout.buffer.flush()
+        except urllib.error.HTTPError as error:
+            return fail(PROXY_ERRORS.get(error.code, str(error)))
+        except OSError as error:
+            return fail(f"(ServiceUnavailable): error trying to reach service: {error}")
+        return 0
+    if "file" in answer:
+        sys.stdout.buffer.write(Path(str(answer["file"])).read_bytes())
+    else:
+        print(json.dumps(answer["body"]))
+    return 0
+
+
+def main() -> int:
+    cluster = Path(os.environ["FAKE_CLUSTER"])
+    with (cluster.parent / "calls").open("a") as calls:
+        calls.write(json.dumps(sys.argv[1:]) + "\n")
+    words = [word for word in sys.argv[1:] if not word.startswith("--request-timeout")]
+    if "config" in words:
+        print("team-a", end="")
+        return 0
+    if "--raw" in words:
+        return get(json.loads(cluster.read_text()), words[words.index("--raw") + 1])
+    return fail("(BadRequest): only get --raw is known here")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
