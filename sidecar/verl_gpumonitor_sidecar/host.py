@@ -80,11 +80,8 @@ def main() -> NoReturn:
 
 
 def _prepare() -> None:
-    """Do what must come before the large imports, and before the first thread, which inherits blocked signals."""
+    """Do what must come before the first thread, which inherits blocked signals."""
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    from . import lean
-
-    lean.prepare()
 
 
 def _serve(settings: "HostSettings", *, address: str, port: int) -> NoReturn:

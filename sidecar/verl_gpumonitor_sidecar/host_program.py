@@ -25,7 +25,9 @@ from verl_gpumonitor.stages.sources.ray_jobs import RayJobs
 from verl_gpumonitor.stages.sources.ray_state import RayState
 from verl_gpumonitor.stages.sources.titles import Titles
 
-from . import endpoint, exporter
+from . import endpoint, exposition
+from .exporter import Page
+from .exports import Exports, Identity
 from .join import Terms
 from .journal import Journal, write_stderr
 from .loop import Loop
@@ -93,7 +95,7 @@ class Host:
     def __init__(self, settings: HostSettings, journal: Journal | None = None) -> None:
         self._settings = settings
         self._journal = journal or Journal()
-        self._identity = exporter.Identity(
+        self._identity = Identity(
             namespace=settings.namespace,
             pod=settings.name,
             node=settings.name,
@@ -114,7 +116,7 @@ class Host:
         self._marks = MarkReceiver(settings.marks_port) if settings.marks_port else None
         self._gpus = 1
         self._loop = self._make_loop()
-        self._page = exporter.Page(self._exports, keep_seconds=min(1.0, settings.interval_seconds))
+        self._page = Page(self._exports, keep_seconds=min(1.0, settings.interval_seconds))
 
     def run(self, listener: socket.socket, ending: Sequence[signal.Signals]) -> NoReturn:
         """Serve until one of the signals, which are blocked in all threads; then exit with 0."""
@@ -135,7 +137,7 @@ class Host:
         self._loop.turn()
 
     def _metrics(self) -> endpoint.Answer:
-        return 200, exporter.CONTENT_TYPE, self._page.text()
+        return 200, exposition.CONTENT_TYPE, self._page.text()
 
     def _health(self) -> endpoint.Answer:
         if self._loop.healthy():
@@ -171,8 +173,8 @@ class Host:
             state = RayState(RAY_DASHBOARD_URL, jobs=jobs)
         return StageWatch(state=state, jobs=jobs, titles=Titles(), own_ip=own_address(), journal=self._journal)
 
-    def _exports(self) -> exporter.Exports:
-        return exporter.Exports(identity=self._identity, state=self._loop.state, use=own_use())
+    def _exports(self) -> Exports:
+        return Exports(identity=self._identity, state=self._loop.state, use=own_use())
 
 
 def say(line: str) -> None:

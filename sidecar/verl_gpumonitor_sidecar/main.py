@@ -19,9 +19,6 @@ def main() -> NoReturn:
     """Run until SIGTERM or SIGINT; exits with 0 within a second of it, and never before."""
     for number in ENDING:
         signal.signal(number, _leave)
-    from . import lean
-
-    lean.prepare()
     from .program import run
 
     run(ENDING)

@@ -24,9 +24,11 @@ from verl_gpumonitor.reading.ray_tasks import SubmittedTasks
 from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings
 from verl_gpumonitor.stages.sources.ray_agent import AgentStages, RunningNames
 
-from . import endpoint, exporter, settings
+from . import endpoint, exposition, settings
 from .channel import Channel
 from .cluster_report import ClusterDue
+from .exporter import Page
+from .exports import Exports, Identity, ProcessUse, ReportCounts
 from .flight_record import CONTENT_TYPE, FlightRecord, Place
 from .join import Terms
 from .journal import Journal
@@ -74,8 +76,8 @@ def _run(signals: tuple[signal.Signals, ...], journal: Journal) -> None:
 def wait_with_broken_settings(error: SettingsError, journal: Journal) -> None:
     """Say what is wrong with the settings, here and on /metrics; nothing is read, nothing reported."""
     journal.event("settings are broken; waiting", error=str(error))
-    shown = exporter.Exports(
-        identity=exporter.Identity(
+    shown = Exports(
+        identity=Identity(
             namespace=os.environ.get(wiring.ENV_POD_NAMESPACE, ""),
             pod=os.environ.get(wiring.ENV_POD_NAME, ""),
             version=__version__,
@@ -83,13 +85,13 @@ def wait_with_broken_settings(error: SettingsError, journal: Journal) -> None:
         state=PodState(gpus_requested=0),
         settings_problems=tuple(error.problems),
     )
-    page = exporter.Page(lambda: shown)
+    page = Page(lambda: shown)
     serve(settings.metrics_port(os.environ), page, healthy=lambda: True, journal=journal)
 
 
 def serve(
     port: int,
-    page: exporter.Page,
+    page: Page,
     *,
     healthy: Callable[[], bool],
     record: FlightRecord | None = None,
@@ -101,7 +103,7 @@ def serve(
     """
 
     def metrics() -> endpoint.Answer:
-        return 200, exporter.CONTENT_TYPE, page.text()
+        return 200, exposition.CONTENT_TYPE, page.text()
 
     def health() -> endpoint.Answer:
         return (200, endpoint.PLAIN, b"ok\n") if healthy() else (503, endpoint.PLAIN, b"the main loop is stuck\n")
@@ -173,7 +175,7 @@ class Sidecar:
         self._steps_arrived = 0
         self._sent: Report | None = None
         self._reporter = self._make_reporter()
-        self._page = exporter.Page(self._exports, keep_seconds=min(1.0, self._interval_seconds))
+        self._page = Page(self._exports, keep_seconds=min(1.0, self._interval_seconds))
 
     def run(self, signals: tuple[signal.Signals, ...]) -> NoReturn:
         """Start the parts, turn the loop until a signal comes, then report a last time and exit."""
@@ -317,9 +319,9 @@ class Sidecar:
         self._sent = fit(build(self._sender, state, turn))
         return self._sent
 
-    def _exports(self) -> exporter.Exports:
-        return exporter.Exports(
-            identity=exporter.Identity(
+    def _exports(self) -> Exports:
+        return Exports(
+            identity=Identity(
                 namespace=self._settings.namespace,
                 pod=self._settings.pod_name,
                 node=self._settings.node_name,
@@ -328,7 +330,7 @@ class Sidecar:
                 started_unix=self._sender.started_unix,
             ),
             state=self._loop.state,
-            reports=self._reporter.counts() if self._reporter else exporter.ReportCounts(),
+            reports=self._reporter.counts() if self._reporter else ReportCounts(),
             use=own_use(),
         )
 
@@ -354,7 +356,7 @@ def ray_nodes(dashboard_url: str) -> tuple[RayNode, ...]:
     )
 
 
-def own_use() -> exporter.ProcessUse:
+def own_use() -> ProcessUse:
     """Return what this process takes."""
     try:
         descriptor = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -363,5 +365,5 @@ def own_use() -> exporter.ProcessUse:
         finally:
             os.close(descriptor)
     except (OSError, ValueError, IndexError):
-        return exporter.ProcessUse(cpu_seconds=time.process_time())
-    return exporter.ProcessUse(cpu_seconds=time.process_time(), resident_bytes=pages * os.sysconf("SC_PAGESIZE"))
+        return ProcessUse(cpu_seconds=time.process_time())
+    return ProcessUse(cpu_seconds=time.process_time(), resident_bytes=pages * os.sysconf("SC_PAGESIZE"))

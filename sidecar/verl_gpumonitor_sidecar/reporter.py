@@ -16,7 +16,7 @@ from verl_gpumonitor.model.report import Report, ReportAnswer, ReportError, deco
 
 from . import pace as pacing
 from .channel import ChannelError, Response
-from .exporter import ReportCounts
+from .exports import ReportCounts
 from .journal import Journal
 
 _SETTLED: Final = frozenset({400, 403, 413})

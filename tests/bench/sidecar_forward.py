@@ -18,7 +18,8 @@ from verl_gpumonitor.model.report import PodRef, PodStages, RayStage, ReportAnsw
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings, _Run
 from verl_gpumonitor_sidecar import program as _program  # noqa: F401 - its imports are part of the memory
-from verl_gpumonitor_sidecar.exporter import Exports, Identity, Page
+from verl_gpumonitor_sidecar.exporter import Page
+from verl_gpumonitor_sidecar.exports import Exports, Identity
 from verl_gpumonitor_sidecar.join import Terms
 from verl_gpumonitor_sidecar.journal import Journal
 from verl_gpumonitor_sidecar.loop import Loop

@@ -10,16 +10,10 @@ from verl_gpumonitor.model.samples import GpuCounters, GpuSample, HostSample, Re
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import STAGES as STAGE_NAMES
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source, UnavailableReason
-from verl_gpumonitor_sidecar.exporter import (
-    MAX_STAGES,
-    Exports,
-    Identity,
-    Page,
-    ProcessUse,
-    ReportCounts,
-    by_pair,
-    plain_text,
-)
+from verl_gpumonitor_sidecar.exporter import Page
+from verl_gpumonitor_sidecar.exports import Exports, Identity, ProcessUse, ReportCounts
+from verl_gpumonitor_sidecar.gpu_metrics import by_pair
+from verl_gpumonitor_sidecar.pod_metrics import MAX_STAGES
 from verl_gpumonitor_sidecar.state import OwnGpu, PodState, StagePicture
 
 NOW = 100.0
@@ -318,10 +312,3 @@ def test_a_fault_of_ours_does_not_fail_the_scrape() -> None:
         raise KeyError("x")
 
     assert b'gpumonitor_export_error{error="KeyError"} 1' in Page(broken).text()
-
-
-def test_counters_get_their_plain_names() -> None:
-    text = b"# HELP a Text.\n# TYPE a counter\na_total 1.0\n# HELP b B.\n# TYPE b gauge\nb 2.0\n# EOF\n"
-    assert plain_text(text) == (
-        b"# HELP a_total Text.\n# TYPE a_total counter\na_total 1.0\n# HELP b B.\n# TYPE b gauge\nb 2.0\n"
-    )
