@@ -3,7 +3,7 @@
 """`gpumon diagnose`: what was wrong in a recorded workload, since when, where, and what to change."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import click
@@ -17,8 +17,10 @@ from verl_gpumonitor.model.findings import TrackedFinding
 from verl_gpumonitor.model.trace import Header, Record, TraceError
 from verl_gpumonitor.model.vocabulary import Severity
 
+from . import monitor_findings
 from .findings import as_json, report
-from .records import DEFAULT_INTERVAL_SECONDS, open_run
+from .monitors import parse
+from .records import DEFAULT_INTERVAL_SECONDS, MonitorGiven, open_run
 
 FOUND: Final = 1
 """Exit status where `--fail-on` was given and something as grave was found."""
@@ -70,10 +72,14 @@ def advised(diagnosis: Diagnosis) -> list[TrackedFinding]:
     show_default=True,
     help="Seconds between two rows of a GPU, for a log without times.",
 )
-def command(trace: str, json_: bool, mute: tuple[str, ...], fail_on: str | None, interval: float) -> None:
+@click.option("--name", help="Which one, of a list of GPUMonitors: NAME or NAMESPACE/NAME.")
+def command(
+    *, trace: str, json_: bool, mute: tuple[str, ...], fail_on: str | None, interval: float, name: str | None
+) -> None:
     """Say what was wrong in TRACE, a file of gpumonitor-trace/1, plain or gzip; `-` reads standard input.
 
-    A log of GPUs (`gpumon log`, nvidia-smi's CSV) is read as well. It tells no stages, so less can be judged.
+    A log of GPUs (`gpumon log`, nvidia-smi's CSV) is read as well. It tells no stages, so less can be judged. Of a
+    GPUMonitor (`kubectl get gpumonitor NAME -o yaml`) it prints what the operator found; nothing is judged again.
     """
     unknown = [reason for reason in mute if reason not in REASONS]
     if unknown:
@@ -81,6 +87,9 @@ def command(trace: str, json_: bool, mute: tuple[str, ...], fail_on: str | None,
     try:
         with open_run(trace, interval_seconds=interval) as recorded:
             diagnosis, findings = diagnose(recorded.header, recorded.records, muted=mute)
+    except MonitorGiven as given:
+        _tell(given.document, trace=trace, name=name, muted=mute, json_=json_, fail_on=fail_on)
+        return
     except TraceError as error:
         click.echo(f"gpumon: {trace}: {error}", err=True)
         sys.exit(UNREADABLE)
@@ -92,10 +101,24 @@ def command(trace: str, json_: bool, mute: tuple[str, ...], fail_on: str | None,
         click.echo(as_json(findings), nl=False)
     else:
         click.echo(report(recorded.header, findings, end=diagnosis.history.t), nl=False)
-    if fail_on is not None and _grave(findings, Severity(fail_on)):
+    _fail((tracked.finding.severity for tracked in findings), fail_on)
+
+
+def _tell(
+    document: bytes, *, trace: str, name: str | None, muted: Sequence[str], json_: bool, fail_on: str | None
+) -> None:
+    """Print what the operator found."""
+    try:
+        monitor = monitor_findings.without(parse(document, name=name), muted)
+    except TraceError as error:
+        click.echo(f"gpumon: {trace}: {error}", err=True)
+        sys.exit(UNREADABLE)
+    click.echo(monitor_findings.as_json(monitor) if json_ else monitor_findings.report(monitor), nl=False)
+    _fail((finding.severity for finding in monitor.status.findings), fail_on)
+
+
+def _fail(severities: Iterable[Severity], fail_on: str | None) -> None:
+    """End with a status that says so, where something as grave was found."""
+    least = len(_ORDER) if fail_on is None else _ORDER.index(Severity(fail_on))
+    if any(_ORDER.index(severity) >= least for severity in severities):
         sys.exit(FOUND)
-
-
-def _grave(findings: Iterable[TrackedFinding], severity: Severity) -> bool:
-    least = _ORDER.index(severity)
-    return any(_ORDER.index(tracked.finding.severity) >= least for tracked in findings)

@@ -92,12 +92,12 @@ def _block(tracked: TrackedFinding) -> Iterator[str]:
     finding = tracked.finding
     stage = f" in {finding.scope.stage}" if finding.scope.stage else ""
     yield f"{finding.severity.upper()}  {finding.reason}{stage}  {_life(tracked)}"
-    yield from _wrapped(finding.message, "  ")
+    yield from wrapped(finding.message, "  ")
     explains = finding.evidence.get("explains")
     if explains:
-        yield from _wrapped(f"It also explains: {explains}.", "  ")
+        yield from wrapped(f"It also explains: {explains}.", "  ")
     for advice in finding.advice:
-        yield from _advice(advice)
+        yield from advice_lines(advice)
 
 
 def _life(tracked: TrackedFinding) -> str:
@@ -105,19 +105,21 @@ def _life(tracked: TrackedFinding) -> str:
     return since if tracked.resolved is None else f"{clock(tracked.first_seen)} to {clock(tracked.resolved)}, over"
 
 
-def _advice(advice: Advice) -> Iterator[str]:
+def advice_lines(advice: Advice) -> Iterator[str]:
+    """Yield one piece of advice: the change, why, and what it costs."""
     if advice.parameter is not None:
         current = "its default" if advice.current is None else advice.current
         change = f"{current} -> {advice.suggested}" if advice.suggested is not None else f"now {current}"
         yield f"  -> {advice.parameter}: {change}"
-        yield from _wrapped(advice.text, "     ")
+        yield from wrapped(advice.text, "     ")
     else:
-        yield from _wrapped(f"-> {advice.text}", "  ", then="     ")
+        yield from wrapped(f"-> {advice.text}", "  ", then="     ")
     if advice.price:
-        yield from _wrapped(f"Price: {advice.price}", "     ")
+        yield from wrapped(f"Price: {advice.price}", "     ")
 
 
-def _wrapped(text: str, indent: str, *, then: str | None = None) -> list[str]:
+def wrapped(text: str, indent: str, *, then: str | None = None) -> list[str]:
+    """Return a text as lines of the report; `then`: indent of all but the first."""
     return textwrap.wrap(
         text,
         WIDTH,

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded run from whatever file holds it: a trace, or a log of GPUs (nvidia-smi's, or ours)."""
+"""A recorded run from whatever file holds it: a trace, or a log of GPUs (nvidia-smi's, or ours).
+
+A GPUMonitor is no recorded run; it is told from one here, as a file says itself what it is.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +12,7 @@ from typing import Final
 from verl_gpumonitor.model.trace import Header, Record, TraceError
 
 from .gpulogs import Problems, trace_of
+from .monitors import MAX_BYTES, MonitorGiven, is_object
 from .traces import TraceReader, lines_of
 
 DEFAULT_INTERVAL_SECONDS: Final = 1.0
@@ -49,12 +53,16 @@ class Complaints:
 def open_run(path: str, *, interval_seconds: float = DEFAULT_INTERVAL_SECONDS) -> Iterator[RecordedRun]:
     """Open a run; `-` is standard input, gzip is unpacked. Raises TraceError, whose text says what is wrong.
 
+    It is MonitorGiven where the file is an object of Kubernetes, such as a GPUMonitor, which some commands read.
     `interval_seconds`: time between two rows of a GPU in a log without times.
     """
     with lines_of(path) as lines:
         first = next(lines, b"")
         everything = _again(first, lines)
-        if _TRACE_MARK in first[:4096] and b'"header"' in first[:4096]:
+        is_trace = _TRACE_MARK in first[:4096] and b'"header"' in first[:4096]
+        if not is_trace and is_object(first):
+            raise MonitorGiven(_document(everything))
+        if is_trace:
             reader = TraceReader(everything)
             yield RecordedRun(reader.header, reader.records(), Complaints(reader))
         else:
@@ -63,10 +71,20 @@ def open_run(path: str, *, interval_seconds: float = DEFAULT_INTERVAL_SECONDS) -
             yield RecordedRun(header, rows, Complaints(problems))
 
 
+def _document(lines: Iterator[bytes]) -> bytes:
+    """Return all of a file that is one object, or more than any object has."""
+    document = bytearray()
+    for line in lines:
+        document += line
+        if len(document) > MAX_BYTES:
+            break
+    return bytes(document)
+
+
 def _again(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
     if first:
         yield first
     yield from rest
 
 
-__all__ = ["DEFAULT_INTERVAL_SECONDS", "RecordedRun", "TraceError", "open_run"]
+__all__ = ["DEFAULT_INTERVAL_SECONDS", "MonitorGiven", "RecordedRun", "TraceError", "open_run"]

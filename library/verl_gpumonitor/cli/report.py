@@ -4,10 +4,12 @@
 
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
-from .records import DEFAULT_INTERVAL_SECONDS, TraceError, open_run
+from .monitors import parse
+from .records import DEFAULT_INTERVAL_SECONDS, MonitorGiven, TraceError, open_run
 
 
 @click.command(
@@ -27,13 +29,16 @@ from .records import DEFAULT_INTERVAL_SECONDS, TraceError, open_run
     show_default=True,
     help="Seconds between two rows of a GPU, for a log without times.",
 )
-def command(*, run: str, output: Path | None, form: str | None, interval: float) -> None:
+@click.option("--name", help="Which one, of a list of GPUMonitors: NAME or NAMESPACE/NAME.")
+def command(*, run: str, output: Path | None, form: str | None, interval: float, name: str | None) -> None:
     """Make a report of RUN: a trace, `gpumon log`'s CSV or JSON lines, or nvidia-smi's CSV; `-` is standard input.
+
+    Or of a GPUMonitor, as `kubectl get gpumonitor NAME -o yaml` prints it: a summary, without values over time.
 
     One file without scripts, which loads nothing: verdict, findings with advice, stages, balance, each GPU over time.
     """
     form = form or ("markdown" if output is not None and output.suffix in (".md", ".markdown") else "html")
-    text = _text(run, form, interval)
+    text = _text(run, form, interval, name)
     if output is None:
         click.echo(text, nl=False)
         return
@@ -43,7 +48,7 @@ def command(*, run: str, output: Path | None, form: str | None, interval: float)
         raise click.ClickException(f"{output}: {error.strerror or error}") from error
 
 
-def _text(path: str, form: str, interval: float) -> str:
+def _text(path: str, form: str, interval: float, name: str | None) -> str:
     from .reports.gather import gather
     from .reports.page import html
     from .reports.ticket import markdown
@@ -51,7 +56,23 @@ def _text(path: str, form: str, interval: float) -> str:
     try:
         with open_run(path, interval_seconds=interval) as recorded:
             run = gather(recorded.header, recorded.records, recorded.complaints)
+    except MonitorGiven as given:
+        return _text_of_monitor(path, given.document, form, name)
     except TraceError as error:
-        click.echo(f"gpumon: {path}: {error}", err=True)
-        sys.exit(2)
+        _refuse(path, error)
     return html(run) if form == "html" else markdown(run)
+
+
+def _text_of_monitor(path: str, document: bytes, form: str, name: str | None) -> str:
+    from .reports import monitor_page
+
+    try:
+        monitor = parse(document, name=name)
+    except TraceError as error:
+        _refuse(path, error)
+    return monitor_page.html(monitor) if form == "html" else monitor_page.markdown(monitor)
+
+
+def _refuse(path: str, error: TraceError) -> NoReturn:
+    click.echo(f"gpumon: {path}: {error}", err=True)
+    sys.exit(2)

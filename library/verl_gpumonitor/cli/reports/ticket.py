@@ -15,8 +15,8 @@ MAX_GPUS = 16
 def markdown(run: Run) -> str:
     """Return the report as Markdown."""
     kind, name = title_of(run)
-    lines = [f"# {_text(name)}", "", f"{_text(kind)}: {_text(', '.join(facts(run)))}", ""]
-    lines += [f"**{run.verdict}** {_text(verdict_text(run))}", ""]
+    lines = [f"# {escaped(name)}", "", f"{escaped(kind)}: {escaped(', '.join(facts(run)))}", ""]
+    lines += [f"**{run.verdict}** {escaped(verdict_text(run))}", ""]
     lines += [f"- {label}: {value}" for label, value in numbers(run)]
     lines += ["", "## Findings", "", *_findings(run)]
     if run.stages:
@@ -38,7 +38,7 @@ def markdown(run: Run) -> str:
         for gpu in worst
     ]
     lines += ["", "## GPUs", "", *table(["GPU", "pod", "busy", "memory peak", "findings"], rows)]
-    lines += ["", "## Data quality", "", *(f"- {_text(line)}" for line in quality(run)), ""]
+    lines += ["", "## Data quality", "", *(f"- {escaped(line)}" for line in quality(run)), ""]
     return "\n".join(lines)
 
 
@@ -49,12 +49,12 @@ def _findings(run: Run) -> Iterable[str]:
     for tracked in ordered(run.findings):
         view = finding_view(tracked)
         where = f" in {view['stage']}" if view["stage"] else ""
-        lines.append(f"- **{view['reason']}**{where} ({view['severity']}). {view['when']}. {_text(view['message'])}")
+        lines.append(f"- **{view['reason']}**{where} ({view['severity']}). {view['when']}. {escaped(view['message'])}")
         for advice in tracked.finding.advice:
             seen = advice_view(advice)
             change = f"`{seen['change'].replace('`', '')}`: " if seen["change"] else ""
-            price = f" Price: {_text(seen['price'])}." if seen["price"] else ""
-            lines.append(f"  - {change}{_text(seen['text'])}.{price}")
+            price = f" Price: {escaped(seen['price'])}." if seen["price"] else ""
+            lines.append(f"  - {change}{escaped(seen['text'])}.{price}")
     return lines
 
 
@@ -64,10 +64,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_text(cell).replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(escaped(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
-def _text(text: str) -> str:
+def escaped(text: str) -> str:
     """Return a text that Markdown does not take for its own: names come from the job."""
     for mark in ("\\", "*", "_", "<", "[", "`"):
         text = text.replace(mark, "\\" + mark)
