@@ -3,7 +3,7 @@
 """Keeps the last half hour of the pod, so that somebody can ask for it when a job was in trouble.
 
 What is kept: samples of the own GPUs, what the pod was in, steps, host memory, Xids, errors of the driver. Nothing that
-a process was started with, so no secrets. All of it is bounded: 8 GPUs take some 250 KiB, and 64 GPUs 512 KiB, which
+a process was started with, so no secrets. All of it is bounded: 8 GPUs take some 250 KiB, and 64 GPUs 640 KiB, which
 are ten minutes of them. The loop's thread adds, the endpoint's reads.
 """
 
@@ -24,7 +24,7 @@ from .state import OwnGpu, PodState, StagePicture
 
 SAMPLES: Final = 900
 """Of each GPU: half an hour, with one sample kept of two that are a second apart."""
-MAX_RING_BYTES: Final = 512 * 1024
+MAX_RING_BYTES: Final = 640 * 1024
 """Of all GPUs together."""
 MAX_STAGES: Final = 1024
 MAX_STEPS: Final = 256

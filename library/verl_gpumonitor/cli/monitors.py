@@ -367,4 +367,6 @@ def _quoted(word: str) -> str:
     """Return a word as a shell takes it: values with blanks or quotes are among Hydra's settings."""
     if word and all(sign.isalnum() or sign in "@%+=:,./-_~" for sign in word):
         return word
+    if "'" in word and not any(sign in word for sign in '"$`\\!'):
+        return f'"{word}"'
     return "'" + word.replace("'", "'\"'\"'") + "'"

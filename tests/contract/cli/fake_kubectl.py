@@ -3,7 +3,8 @@
 """Stands for kubectl: answers from a file of what a cluster would, and hands requests to pods on to real sidecars.
 
 The file (`FAKE_CLUSTER`) is a JSON object: path below the API server -> `{"body": …}`, `{"file": PATH}`, `{"url": …}`
-or `{"error": "what kubectl prints"}`. Every call is noted in `calls` beside it.
+or `{"error": "what kubectl prints"}`; `-o yaml` prints the object at `FAKE_MONITOR`. Every call is noted in `calls`
+beside it.
 """
 
 import json
@@ -12,6 +13,8 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+import yaml
 
 PROXY_ERRORS = {404: "(NotFound): the server could not find the requested resource", 503: "(ServiceUnavailable): busy"}
 
@@ -50,6 +53,10 @@ def main() -> int:
     words = [word for word in sys.argv[1:] if not word.startswith("--request-timeout")]
     if "config" in words:
         print("team-a", end="")
+        return 0
+    if "yaml" in words:
+        answer = json.loads(cluster.read_text())[os.environ["FAKE_MONITOR"]]
+        print(yaml.safe_dump(answer["body"]), end="")
         return 0
     if "--raw" in words:
         return get(json.loads(cluster.read_text()), words[words.index("--raw") + 1])

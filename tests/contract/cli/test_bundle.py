@@ -4,24 +4,29 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import simgpu
+import yaml
 
 from tests.contract.cli import fake_kubectl
 from tests.contract.sidecar.conftest import Start, start  # noqa: F401 - a fixture
 from tests.contract.sidecar.test_metrics import all_up
+from verl_gpumonitor.cli.bundles.gathering import ROLE
 from verl_gpumonitor.cli.traces import open_trace
 from verl_gpumonitor.model import wiring
 from verl_gpumonitor.model.trace import GpuLine, Header, JobLine, MarkLine, PodLine, Record, StepLine
 
-NOW = 1_780_000_000.0
+PAGE = Path(__file__).parents[3] / "docs" / "gpumonitor.md"
+SECTION = PAGE.read_text().partition("\n## A bundle for the desk\n")[2].partition("\n## ")[0]
 MONITOR = "/apis/gpumonitor.dev/v1alpha1/namespaces/team-a/gpumonitors/grpo-8b"
 PODS = "/api/v1/namespaces/team-a/pods?labelSelector=ray.io%2Fcluster%3Dgrpo-8b-x%2Cray.io%2Fis-ray-node%3Dyes"
 
@@ -119,8 +124,6 @@ def record(
     folder: Path, name: str, *, ahead: float = 0.0, lines: Iterable[dict[str, object]] = (), end: bool = True
 ) -> dict[str, object]:
     """A pod's record in a file, as a sidecar sends it; `ahead`: of its clock."""
-    import time
-
     header = {
         "type": "header",
         "format": "gpumonitor-trace/1",
@@ -142,6 +145,30 @@ def read(path: Path) -> tuple[Header, list[Record]]:
         records = list(trace.records())
         assert not trace.problems
         return trace.header, records
+
+
+def test_the_commands_of_the_page(cluster: Cluster, tmp_path: Path) -> None:
+    """Each line of the section, by a shell, in its order."""
+    cluster.pod("w-0", record(tmp_path, "w-0"))
+    cluster.run("team-a/grpo-8b", "-o", "first.jsonl")  # Writes down what the cluster answers.
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environ = {**os.environ, "FAKE_CLUSTER": str(tmp_path / "cluster.json"), "FAKE_MONITOR": MONITOR, "PATH": path}
+    (block,) = re.findall(r"^```console\n(\$ gpumon bundle.*?)^```", SECTION, flags=re.MULTILINE | re.DOTALL)
+    lines = [line.removeprefix("$ ") for line in block.splitlines()]
+    assert len(lines) == 5
+    for line in lines:
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", line], cwd=tmp_path, env=environ, capture_output=True, check=False
+        )
+        assert done.returncode == 0, (line, done.stderr)
+        written = re.search(r"-o (\S+\.\S+)$", line)
+        assert (tmp_path / written[1]).stat().st_size > 0 if written else done.stdout, line
+
+
+def test_the_role_of_the_page_is_the_one_that_is_asked_for() -> None:
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", SECTION, flags=re.MULTILINE | re.DOTALL)
+    assert block == ROLE.replace("NAMESPACE", "team-a")
+    assert yaml.safe_load(block)["rules"][-1] == {"apiGroups": [""], "resources": ["pods/proxy"], "verbs": ["get"]}
 
 
 def test_two_sidecars_become_one_trace(
@@ -259,8 +286,6 @@ def test_a_pod_speaks_for_itself_alone(cluster: Cluster, tmp_path: Path) -> None
 
 
 def test_ends_of_containers_are_in_it_and_older_ones_are_notes(cluster: Cluster, tmp_path: Path) -> None:
-    import time
-
     def killed(at: float) -> list[dict[str, object]]:
         finished = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
         ended = {"reason": "OOMKilled", "exitCode": 137, "finishedAt": finished}
@@ -276,8 +301,6 @@ def test_ends_of_containers_are_in_it_and_older_ones_are_notes(cluster: Cluster,
 
 
 def test_a_job_that_has_ended_and_whose_pods_are_there_has_its_end(cluster: Cluster, tmp_path: Path) -> None:
-    import time
-
     finished = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 40))
     cluster.monitor(phase="Failed", workload={"rayCluster": "grpo-8b-x", "completionTime": finished, "message": "no"})
     cluster.pod("w-0", record(tmp_path, "w-0"))

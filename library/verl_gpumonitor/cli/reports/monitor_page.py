@@ -19,7 +19,7 @@ from .page import advice_view, environment, gib, percent, stage_view
 from .ticket import escaped, table
 
 NO_TIME_SERIES: Final = (
-    "A GPUMonitor is a summary and has no values over time. `gpumon bundle` brings those of the last half hour,"
+    "A GPUMonitor is a summary and has no values over time. gpumon bundle brings those of the last half hour,"
     " Prometheus those of longer."
 )
 
@@ -151,7 +151,7 @@ def gpu_view(gpu: WorstGpu) -> dict[str, Any]:
         "state": gpu.state or "?",
         "busy": percent(gpu.utilization),
         "busy_bar": Markup(bar(gpu.utilization, f"{name} of {gpu.pod} busy")),  # noqa: S704 - escaped in charts
-        "memory": f"{gib(used)} ({percent(ratio)})",
+        "memory": gib(used) if ratio is None else f"{gib(used)} ({percent(ratio)})",
         "memory_bar": Markup(bar(ratio, f"{name} of {gpu.pod} memory peak")),  # noqa: S704
         "temperature": "?" if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f} °C",
         "power": "?" if gpu.power_watts is None else f"{gpu.power_watts:.0f} W",
