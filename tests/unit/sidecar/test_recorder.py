@@ -46,7 +46,8 @@ class Pod:
         self.steps: tuple[Step, ...] = ()
         self.used = [10 * GIB] * gpus
         self.peaks: list[int] = []
-        self.load = 0.5
+        self.loads = [0.5] * gpus
+        self.watts = 300.04
         self.state = GpuState.OK
         self.error: str | None = None
         self.away: UnavailableReason | None = None
@@ -65,10 +66,10 @@ class Pod:
                 state=self.state,
                 error=self.error,
                 taken_at=at,
-                utilization=self.load if well else None,
+                utilization=self.loads[number] if well else None,
                 memory_used_bytes=self.used[number] if well else None,
                 memory_total_bytes=80 * GIB,
-                power_watts=300.04,
+                power_watts=self.watts,
                 temperature_celsius=61.0,
                 throttled=self.throttled,
             ),
@@ -334,19 +335,62 @@ def test_an_answer_that_broke_off_can_be_told() -> None:
     assert (header["began_unix"], header["sent_unix"]) == (START + 1, START + 10)
 
 
-def test_an_oom_course_is_found_in_what_was_kept() -> None:
-    """Twenty steps of a growing actor peak, in virtual time, by the sidecar's own words."""
-    pod = Pod(gpus=2)
-    for step in range(20):
+STAGES = (("gen", 30, 0.5, 300.0), ("old_log_prob", 10, 0.9, 450.0), ("update_actor", 50, 0.95, 600.0))
+"""Stage, seconds, load, watts."""
+
+
+def train(pod: Pod, steps: int, *, growth_bytes: int = 0, odd: int | None = None) -> None:
+    """Let steps go by. `odd`: a GPU that does a fifth of the work of the others in the update."""
+    for step in range(steps):
         begin = pod.now
-        for stage, seconds, used in (("gen", 30, 40 * GIB), ("update_actor", 50, int((66 + 0.6 * step) * GIB))):
-            pod.used = [used, used]
+        for stage, seconds, load, watts in STAGES:
+            update = stage == "update_actor"
+            pod.used = [(66 * GIB + growth_bytes * step) if update else 40 * GIB] * pod.gpus
+            pod.loads = [load / 5 if update and number == odd else load for number in range(pod.gpus)]
+            pod.watts = watts
             start = pod.now
             pod.turn(seconds)
             pod.decide(stage, start, pod.now, step=step + 1)
         pod.steps = (Step(number=step + 1, step=step + 1, begin=START + begin, end=START + pod.now, stages=(), job=""),)
-    pod.turn(1)
+    pod.turn()
+
+
+def found_in(pod: Pod) -> set[tuple[str, str | None]]:
+    """Reasons and stages that the diagnosis finds in the pod's record."""
     reader = TraceReader(iter(b"".join(pod.record.pieces()).splitlines()))
     _, findings = diagnose(reader.header, reader.records())
-    found = {(tracked.finding.reason, tracked.finding.scope.stage) for tracked in findings}
-    assert ("OOMRisk", "update_actor") in found or ("MemoryGrowth", "update_actor") in found, found
+    return {(tracked.finding.reason, tracked.finding.scope.stage) for tracked in findings}
+
+
+def test_a_healthy_course_has_no_finding() -> None:
+    """Neither in whole, nor where the record begins in the middle of it."""
+    pod = Pod(gpus=4)
+    train(pod, 8)
+    assert found_in(pod) == set()
+    train(pod, 30)
+    assert found_in(pod) == set()
+
+
+def test_a_peak_that_grows_is_found() -> None:
+    pod = Pod(gpus=2)
+    train(pod, 20, growth_bytes=6 * GIB // 10)
+    assert ("OOMRisk", "update_actor") in found_in(pod)
+
+
+def test_an_idle_rank_is_found() -> None:
+    pod = Pod(gpus=4)
+    train(pod, 8, odd=2)
+    assert ("Imbalance", "update_actor") in found_in(pod)
+
+
+def test_a_hang_is_found_while_nothing_is_decided_anew() -> None:
+    """All wait for one rank: resident kernels at low power, in a stage that never took so long."""
+    pod = Pod(gpus=4)
+    train(pod, 6)
+    begin = pod.now
+    pod.loads, pod.watts = [1.0] * 4, 120.0
+    pod.running = StageNow(stage="update_actor", role="actor", since=START + begin)
+    for _ in range(60):
+        pod.decide("update_actor", pod.now - 10, pod.now, step=7)
+        pod.turn(10)
+    assert ("Hang", "update_actor") in found_in(pod)

@@ -131,6 +131,8 @@ def _copy(process: subprocess.Popen[bytes], out: BinaryIO, max_bytes: int) -> fl
 def _error(said: str, code: int) -> KubectlError:
     if code < 0:
         return Unreachable(f"no answer within {REQUEST_SECONDS + _GRACE_SECONDS} s")
+    # It may repeat what a pod answered, which is not to steer a terminal.
+    said = "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in said)
     for pattern, kind in _KINDS:
         if pattern.search(said):
             return kind(said)
