@@ -16,12 +16,14 @@ from verl_gpumonitor.model.stages import StageInterval, StageSource, StageWord
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 from verl_gpumonitor.timeline.job_steps import JobSteps
 from verl_gpumonitor.timeline.stages import Key, StageTimeline
-from verl_gpumonitor.timeline.words import OTHER, POD, Own, Part, Voice, present, speaker
+from verl_gpumonitor.timeline.words import OTHER, POD, Own, Part, Present, Voice, clean, present, speaker
 
 from .state import PodState, StagePicture
 
 FIRST_WORD_SECONDS: Final = 60.0
 """So long after the start the head's silence is no news yet."""
+SETTLE_SECONDS: Final = 5.0
+"""Time between two counts of what is decided: several seconds at once cost little more than one."""
 LATELY_SECONDS: Final = 10.0
 """A job that did something so long ago is between two of its stages."""
 _RESOLUTION: Final = {
@@ -68,12 +70,19 @@ class Staging:
         self._timeline = StageTimeline()
         self._steps = JobSteps()
         self._turned_at: float | None = None
+        self._settle_at = float("-inf")
+        """When what is decided is counted next, monotonic."""
         self._counts: Mapping[str, tuple[StageCount, ...]] = {}
         self._pod_seconds: Mapping[Key, float] = {}
         self._ranks: list[tuple[StageWord, set[int]]] = []
         """Words of the last turn, and the ranks that they name."""
         self._pids: dict[str, frozenset[int]] = {}
         """UUID -> processes on it, where they are visible."""
+        self._owns: dict[str, Own] = {}
+        self._owns_of: object = None
+        """What they follow from."""
+        self._read_at: dict[str, float] = {}
+        """UUID -> time of the newest sample that was taken in, with the readings of memory up to it; monotonic."""
 
     def forget_steps(self, number: int) -> None:
         """Let go of the steps up to this one: the controller has them."""
@@ -84,16 +93,20 @@ class Staging:
 
         `final`: count all that waits, for nothing comes after.
         """
-        voices = _voices(heard, now_unix)
-        owns = self._owns(state, voices)
+        voices = clean(_voices(heard, now_unix), now_unix)
+        owns = self._find_owns(state, voices)
         self._observe(state, owns, now=now, now_unix=now_unix)
-        decided = self._settle(voices, now_unix, final=final)
-        running = self._now(voices, now_unix)
+        decided: tuple[Part, ...] = ()
+        if final or now >= self._settle_at:
+            self._settle_at = now + SETTLE_SECONDS
+            decided = self._settle(voices, now_unix, final=final)
+        found = present(voices, now_unix)
+        running = self._running_now(found) if found is not None else ()
         return StagePicture(
             now=running[0] if running else None,
             others_now=running[1:],
             now_unix=now_unix,
-            roles=_roles(voices, owns, now_unix),
+            roles=_roles(found, owns) if found is not None else {},
             quality=self._quality(voices, heard, now_unix),
             counts=self._counts,
             pod_seconds=self._pod_seconds,
@@ -127,23 +140,31 @@ class Staging:
         self._turned_at = now
         behind = now_unix - now
         for gpu in state.gpus:
-            counters, taken_at = gpu.counters, gpu.sample.taken_at
+            uuid, counters, taken_at = gpu.sample.uuid, gpu.counters, gpu.sample.taken_at
             if taken_at is not None:
-                memory = [(behind + at, used) for at, used in counters.memory_readings]
-                own = owns[gpu.sample.uuid]
-                self._timeline.observe(gpu.sample.uuid, counters, at=behind + taken_at, memory=memory, own=own)
+                since = self._read_at.get(uuid, float("-inf"))
+                self._read_at[uuid] = taken_at
+                memory = [(behind + at, used) for at, used in counters.memory_readings if at > since]
+                self._timeline.observe(uuid, counters, at=behind + taken_at, memory=memory, own=owns[uuid])
 
-    def _owns(self, state: PodState, voices: Iterable[Voice]) -> dict[str, Own]:
+    def _find_owns(self, state: PodState, voices: Iterable[Voice]) -> dict[str, Own]:
         """Return which intervals are each GPU's own.
 
         Ranks are believed to be the GPUs in their order only when they are as many, from 0 on: two pools on one node
         both count from 0.
         """
+        ranks = self._ranks_of(voices)
+        ranked = bool(ranks) and ranks == set(range(len(state.gpus)))
+        found = ranked, [(gpu.sample.uuid, gpu.sample.processes) for gpu in state.gpus]
+        if found != self._owns_of:
+            self._owns_of = found
+            self._owns = self._make_owns(state, ranked=ranked)
+        return self._owns
+
+    def _make_owns(self, state: PodState, *, ranked: bool) -> dict[str, Own]:
         for gpu in state.gpus:
             if gpu.sample.processes is not None:
                 self._pids[gpu.sample.uuid] = frozenset(process.pid for process in gpu.sample.processes)
-        ranks = self._ranks_of(voices)
-        ranked = bool(ranks) and ranks == set(range(len(state.gpus)))
         if not ranked and not self._pids:
             return {gpu.sample.uuid: POD for gpu in state.gpus}
         return {
@@ -165,19 +186,15 @@ class Staging:
         others = frozenset[int]().union(*(pids for other, pids in self._pids.items() if other != uuid))
         return Own(local_rank=rank, pids=self._pids.get(uuid), other_pids=others)
 
-    def _now(self, voices: list[Voice], now_unix: float) -> tuple[StageNow, ...]:
-        """Return what runs: the pod's stage first, then what else its other Ray jobs do. Empty when nobody can tell."""
-        found = present(voices, now_unix)
-        if found is None:
-            return ()
-        word, interval = found
-        jobs = _lately(word)
+    def _running_now(self, found: Present) -> tuple[StageNow, ...]:
+        """Return what runs: the pod's stage first, then what else its other Ray jobs do."""
+        interval = found.of(POD)
+        jobs = _lately(found.word)
         first = interval.job if interval is not None else jobs[0] if len(jobs) == 1 else ""
         apart = [job for job in jobs if job != first] if len(jobs) > 1 else []
-        others = [(job, present(voices, now_unix, Own(job=job))) for job in apart]
         return (
             self._running(interval, first),
-            *(self._running(each[1] if each is not None else None, job) for job, each in others),
+            *(self._running(found.of(Own(job=job)), job) for job in apart),
         )
 
     def _running(self, interval: StageInterval | None, job: str) -> StageNow:
@@ -266,14 +283,14 @@ def _voices(heard: Heard, now_unix: float) -> list[Voice]:
     ]
 
 
-def _roles(voices: list[Voice], owns: Mapping[str, Own], now_unix: float) -> dict[str, str]:
-    """Return the role that each GPU is in now, as far as it is known."""
-    by_own: dict[Own, str] = {}
-    for own in set(owns.values()):
-        found = present(voices, now_unix, own)
-        if found is not None:
-            by_own[own] = UNKNOWN if found[1] is None else found[1].role[:64]
-    return {uuid: by_own[own] for uuid, own in owns.items() if own in by_own}
+def _roles(found: Present, owns: Mapping[str, Own]) -> dict[str, str]:
+    """Return the role that each GPU is in now."""
+    by_own: dict[int, str] = {}
+    for own in owns.values():
+        if id(own) not in by_own:  # Most pods have one for all their GPUs, and its hash is that of many pids.
+            interval = found.of(own)
+            by_own[id(own)] = UNKNOWN if interval is None else interval.role[:64]
+    return {uuid: by_own[id(own)] for uuid, own in owns.items()}
 
 
 def _lately(word: StageWord) -> list[str]:

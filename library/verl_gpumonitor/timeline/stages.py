@@ -22,7 +22,7 @@ from verl_gpumonitor.model.report import MAX_GPUS, MAX_STAGES, StageCount
 from verl_gpumonitor.model.samples import GpuCounters
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 
-from .words import OTHER, POD, WATERMARK_SECONDS, Own, Part, Span, Voice, decided, jobs_in, parts
+from .words import OTHER, POD, WATERMARK_SECONDS, Own, Part, Span, Voice, decided, jobs_in, narrowed, parts
 
 MAX_PENDING: Final = 128
 """Pieces that wait for one GPU. Those of a minute are 60; more come only of a clock that was set back."""
@@ -185,6 +185,9 @@ class StageTimeline:
         if not spans:
             return Settled(until=min(begins))
         until = spans[-1].end
+        if not any(track.is_ready(until) for track in self._tracks()):
+            return Settled(until=until)  # The last piece before it reaches beyond it, as mostly.
+        spans = [narrowed(span) for span in spans]
         jobs = jobs_in(spans)
         if 1 < len(jobs) <= MAX_LANES:
             return self._settle_apart(spans, jobs, until)
@@ -292,9 +295,13 @@ class _Track:
         surplus = len(self.pending) - MAX_PENDING
         return max((piece.end for piece in islice(self.pending, max(0, surplus))), default=float("-inf"))
 
+    def is_ready(self, until: float) -> bool:
+        """Say whether any of it lies before that time."""
+        return bool(self.pending) and self.pending[0].end <= until
+
     def ready(self, until: float) -> Iterator[_Piece]:
         """Take out what lies before that time, first come first. What comes behind a later piece waits for it."""
-        while self.pending and self.pending[0].end <= until:
+        while self.is_ready(until):
             yield self.pending.popleft()
 
 

@@ -86,13 +86,28 @@ def decided(
     moment before it waits any longer; None means the watermark.
     """
     old = now - WATERMARK_SECONDS if old is None else old
-    voices = _clean(voices, now)
+    voices = clean(voices, now)
     spans: list[Span] = []
     at = begin
     while (span := _span(voices, at, now=now, patient=patient, old=old)) is not None:
         spans.append(span)
         at = span.end
     return spans
+
+
+def narrowed(span: Span) -> Span:
+    """Return the span with those intervals of its word alone that are of its time.
+
+    Most of a word is of another, and each GPU's stages are looked for in it.
+    """
+    word = span.word
+    if word is None:
+        return span
+    begin, end = span.begin, span.end
+    found = [
+        each for each in word.intervals if each.begin < end and (each.end is None or (begin < each.end > each.begin))
+    ]
+    return Span(begin, end, msgspec.structs.replace(word, intervals=tuple(found)))
 
 
 def parts(spans: Iterable[Span], own: Own = POD) -> list[Part]:
@@ -118,23 +133,35 @@ def jobs_in(spans: Iterable[Span]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def present(voices: Sequence[Voice], now: float, own: Own = POD) -> tuple[StageWord, StageInterval | None] | None:
-    """Return the best word that tells the present, and what runs by it; None while nobody does."""
-    for voice in _clean(voices, now):
+class Present(msgspec.Struct, frozen=True):
+    """What the best source says of the present."""
+
+    word: StageWord
+    running: tuple[StageInterval, ...]
+    """Whatever runs by it, on whichever GPU."""
+
+    def of(self, own: Own) -> StageInterval | None:
+        """Return what a GPU, or the pod as a whole, is in; None: in nothing that is known by name."""
+        return _choose((each for each in self.running if _concerns(each, own)), self.word)
+
+
+def present(voices: Sequence[Voice], now: float) -> Present | None:
+    """Return what the best word that tells the present says of it; None while nobody does."""
+    for voice in clean(voices, now):
         word = voice.word
         if now - word.known_until <= NOW_SECONDS:
             at = word.known_until
             running = [each for each in word.intervals if each.begin <= at and (each.end is None or each.end >= at)]
-            return word, _choose((each for each in running if _concerns(each, own)), word)
+            return Present(word, tuple(running))
     return None
 
 
 def speaker(voices: Sequence[Voice], now: float) -> StageWord | None:
     """Return the word of the best source that is heard at all these days; None while there is none."""
-    return next((voice.word for voice in _clean(voices, now) if now - voice.word.known_until < PATIENCE_SECONDS), None)
+    return next((voice.word for voice in clean(voices, now) if now - voice.word.known_until < PATIENCE_SECONDS), None)
 
 
-def _clean(voices: Iterable[Voice], now: float) -> list[Voice]:
+def clean(voices: Iterable[Voice], now: float) -> list[Voice]:
     """Return the voices without what cannot be: a word reaches not into the future, nor back before its begin."""
     clean: list[Voice] = []
     for voice in voices:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from verl_gpumonitor.model.stages import StageInterval, StageSource, StageWord
-from verl_gpumonitor.timeline.words import Own, Part, Voice, decided, parts, present
+from verl_gpumonitor.timeline.words import POD, Own, Part, Voice, decided, parts, present
 
 NOW = 1000.0
 
@@ -131,4 +131,5 @@ def test_a_part_says_whether_its_begin_was_seen() -> None:
 )
 def test_the_present(words: Sequence[Voice], expected: str | None) -> None:
     found = present(words, NOW)
-    assert (found and found[1] and found[1].stage) == expected
+    running = found.of(POD) if found is not None else None
+    assert (running and running.stage) == expected
