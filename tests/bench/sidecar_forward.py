@@ -3,8 +3,9 @@
 """The sidecar's own parts, driven through virtual time as fast as the machine allows. Started by `tests.bench.sidecar`.
 
 A process of its own, whose imports are the sidecar's: the real reader, sampler, join, timeline, page and report. A
-collection is a full pass over all GPUs, their processes included, and a turn of the loop; each fifteenth is scraped and
-reported, and its answer brings the head's word on stages, each of which lasts 5 s.
+collection is a full pass over all GPUs, their processes included, a turn of the loop, and what the recorder keeps of
+it; each fifteenth is scraped and reported, and its answer brings the head's word on stages, each of which lasts 5 s.
+After each thousandth somebody reads the record.
 Prints a JSON line a hundred times.
 """
 
@@ -20,9 +21,11 @@ from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings, _Run
 from verl_gpumonitor_sidecar import program as _program  # noqa: F401 - its imports are part of the memory
 from verl_gpumonitor_sidecar.exporter import Page
 from verl_gpumonitor_sidecar.exports import Exports, Identity
+from verl_gpumonitor_sidecar.flight_record import FlightRecord, Place
 from verl_gpumonitor_sidecar.join import Terms
 from verl_gpumonitor_sidecar.journal import Journal
 from verl_gpumonitor_sidecar.loop import Loop
+from verl_gpumonitor_sidecar.recorder import Recorder
 from verl_gpumonitor_sidecar.reports import Sender, Turn, build
 from verl_gpumonitor_sidecar.staging import Context
 
@@ -40,6 +43,8 @@ STAGES = (
 )
 EACH = 15
 """A scrape and a report come after so many collections."""
+READ = 1000
+"""And a reader of the record after so many."""
 
 
 def head_word(now: float) -> PodStages:
@@ -70,6 +75,8 @@ def drive(collections: int) -> Iterator[dict[str, float]]:
         clock=lambda: now[0],
         unix_clock=lambda: UNIX + now[0],
     )
+    recorder = Recorder(gpus_requested=GPUS)
+    record = FlightRecord(recorder, Place(pod="worker-0"), clock=lambda: now[0], unix_clock=lambda: UNIX + now[0])
     page = Page(
         lambda: Exports(identity=Identity(namespace="team", pod="worker-0"), state=loop.state), clock=lambda: now[0]
     )
@@ -79,6 +86,9 @@ def drive(collections: int) -> Iterator[dict[str, float]]:
     for number in range(1, collections + 1):
         sampler._pass(run, full=True)
         loop.turn()
+        recorder.look(loop.state, now=now[0], now_unix=UNIX + now[0])
+        if number % READ == 0:
+            sum(len(piece) for piece in record.pieces())
         if number % EACH == 0:
             page.text()
             encode(build(sender, loop.state, Turn(sequence=number, now=now[0], now_unix=UNIX + now[0])))
