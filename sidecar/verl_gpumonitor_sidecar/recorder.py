@@ -87,6 +87,13 @@ class _Gpu:
         self.peak: int | None = None
         self.xids: dict[int, int] = {}
 
+    def see(self, readings: Iterable[tuple[float, int]]) -> None:
+        """Take the readings of memory that are new into the peak."""
+        for at, used in readings:
+            if at > self.read_at:
+                self.read_at = at
+                self.peak = used if self.peak is None else max(used, self.peak)
+
 
 class Snapshot(NamedTuple):
     """All that is kept, but for the samples."""
@@ -155,10 +162,7 @@ class Recorder:
             if len(self._gpus) >= MAX_GPUS:
                 return
             gpu = self._gpus[sample.uuid] = _Gpu(self._capacity)
-        for read_at, used in counters.memory_readings:
-            if read_at > gpu.read_at:
-                gpu.read_at = read_at
-                gpu.peak = used if gpu.peak is None else max(used, gpu.peak)
+        gpu.see(counters.memory_readings)
         at = sample.taken_at
         if sample.state is not GpuState.OK or at is None or at <= gpu.taken_at or at < gpu.due_at:
             return

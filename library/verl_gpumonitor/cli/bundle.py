@@ -62,7 +62,7 @@ def command(
     try:
         with ExitStack() as files:
             where = with_namespace or namespace or client.namespace()
-            bundle = Gathering(client, namespace=where, name=name, files=files).bundle()
+            bundle = Gathering(client, namespace=where, name=name, files=files, tell=_say).bundle()
             _write(bundle, output if output is not None else Path(f"{name}.jsonl.gz"))
     except (BundleError, KubectlError) as error:
         raise click.ClickException(str(error)) from error

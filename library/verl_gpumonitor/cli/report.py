@@ -38,7 +38,7 @@ def command(*, run: str, output: Path | None, form: str | None, interval: float,
     One file without scripts, which loads nothing: verdict, findings with advice, stages, balance, each GPU over time.
     """
     form = form or ("markdown" if output is not None and output.suffix in (".md", ".markdown") else "html")
-    text = _text(run, form, interval, name)
+    text = _text(run, form=form, interval=interval, name=name)
     if output is None:
         click.echo(text, nl=False)
         return
@@ -48,7 +48,7 @@ def command(*, run: str, output: Path | None, form: str | None, interval: float,
         raise click.ClickException(f"{output}: {error.strerror or error}") from error
 
 
-def _text(path: str, form: str, interval: float, name: str | None) -> str:
+def _text(path: str, *, form: str, interval: float, name: str | None) -> str:
     from .reports.gather import gather
     from .reports.page import html
     from .reports.ticket import markdown
@@ -57,13 +57,13 @@ def _text(path: str, form: str, interval: float, name: str | None) -> str:
         with open_run(path, interval_seconds=interval) as recorded:
             run = gather(recorded.header, recorded.records, recorded.complaints)
     except MonitorGiven as given:
-        return _text_of_monitor(path, given.document, form, name)
+        return _text_of_monitor(path, given.document, form=form, name=name)
     except TraceError as error:
         _refuse(path, error)
     return html(run) if form == "html" else markdown(run)
 
 
-def _text_of_monitor(path: str, document: bytes, form: str, name: str | None) -> str:
+def _text_of_monitor(path: str, document: bytes, *, form: str, name: str | None) -> str:
     from .reports import monitor_page
 
     try:

@@ -52,17 +52,20 @@ class Gathering:
         namespace: str,
         name: str,
         files: ExitStack,
+        tell: Callable[[str], None] = lambda _: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._kubectl = kubectl
         self._namespace, self._name = namespace, name
         self._files = files
+        self._tell = tell
         self._sleep = sleep
 
     def bundle(self) -> Bundle:
         """Ask everybody. Raises BundleError, KubectlError."""
         monitor = self._monitor()
         found = self._pods(monitor)
+        self._tell(f"asking {len(found)} pod{'s' * (len(found) != 1)} of {self._namespace}/{self._name}")
         records, notes = self._ask(found)
         if not records:
             raise BundleError(self._nothing(monitor, notes))

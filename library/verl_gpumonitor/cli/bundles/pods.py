@@ -19,6 +19,10 @@ JOB_NAME: Final = "training.kubeflow.org/job-name"
 _ROLE_LABELS: Final = ("ray.io/node-type", "training.kubeflow.org/replica-type")
 _ROLES: Final = ("head", "worker", "master")
 _GROUP_LABEL: Final = "ray.io/group"
+_FREE_PORT: Final = (
+    f"its sidecar took a free port, since the pod is on the node's network or has {wiring.METRICS_PORT} for itself:"
+    " which one is not known from outside"
+)
 _ENDED: Final = ("Succeeded", "Failed")
 
 
@@ -191,7 +195,7 @@ def _port(pod: _Pod, sidecar: _Container | None) -> tuple[int | None, str]:
         return None, "its sidecar was replaced, since it could not start: it runs without (docs/runbook/sidecar.md)"
     port = next((p.container_port for p in sidecar.ports if p.name == wiring.METRICS_PORT_NAME), 0)
     if not port:
-        return None, "its sidecar took a free port (the pod is on the node's network), which is not known from outside"
+        return None, _FREE_PORT
     return port, ""
 
 
