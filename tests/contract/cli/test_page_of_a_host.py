@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""docs/host.md does what it says: its commands are run one after another, on simulated GPUs, in an empty folder."""
+"""docs/host.md does what it says: its commands are run one after another, on simulated GPUs, in empty folders."""
 
 import configparser
 import os
@@ -27,22 +27,54 @@ REPOSITORY = Path(__file__).parents[3]
 PAGE = (REPOSITORY / "docs" / "host.md").read_text()
 RUNS_SECONDS = 4.0
 """After this a command that runs until Ctrl-C gets one."""
+LONG = "--duration 1h"
+"""Nobody waits for that: such a command gets Ctrl-C as well."""
 ENDS_SECONDS = 60.0
 """Any other has ended by then, however busy the machine is."""
 
 
 def runs_on(line: str) -> bool:
     """Whether a command runs until somebody ends it."""
-    return line.startswith(("gpumon log", "gpumon top", "gpumon record")) and not re.search(
-        r"--(count|duration|once|help)", line
+    return LONG in line or (
+        line.startswith(("gpumon log", "gpumon top", "gpumon record"))
+        and not re.search(r"--(count|duration|once|help)", line)
     )
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+def blocks(language: str, page: str = PAGE) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
 
 
-COMMANDS = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines()]
+def commands(page: str) -> list[str]:
+    return [line.removeprefix("$ ") for block in blocks("console", page) for line in block.splitlines()]
+
+
+COMMANDS = commands(PAGE)
+
+
+def is_run(line: str) -> bool:
+    """Whether a command can be run by itself; the others have tests of their own."""
+    return not line.startswith(("pip ", "curl ", "gpumon serve"))
+
+
+def written(line: str) -> str | None:
+    """Name of the file that a command writes."""
+    found = re.search(r"-o (\S+)", line)
+    return found[1] if found else None
+
+
+def parts() -> Iterator[tuple[str, list[str]]]:
+    """Each section with commands to run, by its title, and those before it whose files it reads."""
+    done: list[str] = []
+    for section in re.split(r"^#+ ", PAGE, flags=re.MULTILINE):
+        lines = [line for line in commands(section) if is_run(line)]
+        if lines:
+            read = {word for line in lines for word in line.split()}
+            yield section.splitlines()[0], [line for line in done if written(line) in read] + lines
+        done += lines
+
+
+PARTS = dict(parts())
 
 
 def free_port() -> int:
@@ -71,7 +103,8 @@ class Shell:
 
     def start(self, line: str) -> subprocess.Popen[str]:
         # Ports of this test's own: others run beside it.
-        words = shlex.split(line.replace("9410", str(self.port)))
+        # A second between two samples is for people.
+        words = shlex.split(line.replace("9410", str(self.port)).replace(" -l 1 ", " -l 0.2 "))
         if words[:2] == ["gpumon", "serve"]:
             words += ["--marks-port", "0"]
         if words[:2] == ["gpumon", "record"]:
@@ -115,17 +148,21 @@ def serving(shell: Shell) -> Iterator[str]:
     assert process.returncode == 0
 
 
-def test_the_commands_of_the_page(shell: Shell) -> None:
+@pytest.mark.parametrize("title", PARTS)
+def test_the_commands_of_the_page(title: str, library: Path, tmp_path: Path) -> None:
     """In their order, as later ones read what earlier ones wrote."""
-    for line in COMMANDS:
-        if line.startswith(("pip ", "curl ", "gpumon serve")):
-            continue
+    shell = Shell(tmp_path, library)
+    for line in PARTS[title]:
         code, out, err = shell.run(line)
         assert code == 0, f"{line}: {err}"
-        assert out or "-o " in line, line
-        written = re.search(r"-o (\S+)", line)
-        if written:
-            assert (shell.folder / written[1]).stat().st_size > 0, line
+        name = written(line)
+        assert out or name, line
+        if name:
+            assert (tmp_path / name).stat().st_size > 0, line
+
+
+def test_each_command_is_in_a_part() -> None:
+    assert {line for lines in PARTS.values() for line in lines} == {line for line in COMMANDS if is_run(line)}
 
 
 def test_what_is_served_can_be_fetched(shell: Shell, serving: str) -> None:
