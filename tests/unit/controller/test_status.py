@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.controller.builders import GIB, gpu, job, report
+from verl_gpumonitor.model.figures import percent
 from verl_gpumonitor.model.report import StageQuality
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Phase, Source
@@ -26,7 +27,6 @@ from verl_gpumonitor_operator.controller.status import (
     Urgency,
     merge_patch,
     merged,
-    percent,
     previous_run,
     render,
     urgency,
@@ -36,7 +36,8 @@ from verl_gpumonitor_operator.controller.steps import Pace
 from verl_gpumonitor_operator.controller.telemetry import MONITORED, PodSummary, Seen, Telemetry, Verdict
 from verl_gpumonitor_operator.controller.totals import Peak, StageSum, Totals
 
-CRD = yaml.safe_load((Path(__file__).parents[3] / "crds" / "gpumonitor.dev_gpumonitors.yaml").read_text())
+DEFINITION = Path(__file__).parents[3] / "crds" / "gpumonitor.dev_gpumonitors.yaml"
+CRD = yaml.load(DEFINITION.read_text(), Loader=yaml.CSafeLoader)
 SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
 
 
