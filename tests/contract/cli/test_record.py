@@ -20,7 +20,7 @@ import simgpu
 from tests.contract.cli.conftest import Host
 from tests.contract.sidecar.ray import Ray
 from verl_gpumonitor.cli.recording.ray import RayWatch
-from verl_gpumonitor.cli.recording.recorder import Recorder, Sources
+from verl_gpumonitor.cli.recording.recorder import TURN_SECONDS, Recorder, Sources
 from verl_gpumonitor.cli.records import open_run
 from verl_gpumonitor.model.samples import NodeSample
 from verl_gpumonitor.model.trace import (
@@ -221,19 +221,20 @@ def test_tasks_and_the_job_come_from_rays_dashboard(host: Host, ray: Ray, tmp_pa
     ray.pages["/api/v0/actors"] = listing(
         {"actor_id": "a1", "class_name": "WorkerDict", "name": "xWorkerDict_0:2", "node_id": "n1", "job_id": "01"}
     )
-    process = host.popen("record", "--ray", ray.url, "--no-marks", "--no-proc", "-o", str(path), "-l", "0.5")
-    wait_for(path, lambda records: len(records) > 4)
     began = time.time()
     command = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo WANDB_API_KEY=abc123secret"
     entry = {"job_id": "01", "submission_id": "raysubmit_x", "status": "RUNNING", "entrypoint": command}
     ray.pages["/api/jobs/"] = json.dumps([{**entry, "start_time": int(began * 1000)}]).encode()
     ray.pages["/api/version"] = json.dumps({"ray_version": "2.46.0"}).encode()
-    ray.pages["/api/v0/tasks"] = tasks_page(UPDATE, begin=began)
-    wait_for(path, lambda records: any(isinstance(line, TaskLine) for line in records))
+    process = host.popen("record", "--ray", ray.url, "--no-marks", "--no-proc", "-o", str(path), "-l", "0.5")
+    # By what was asked, not by what is in the file: lines wait for some seconds on their way there, unless it ends.
+    ray.wait_until_asked("/api/v0/tasks")
+    ray.pages["/api/v0/tasks"] = tasks_page(UPDATE, begin=time.time())
+    ray.wait_until_asked("/api/v0/tasks")
     ray.pages["/api/v0/tasks"] = tasks_page(begin=began)
-    wait_for(path, lambda records: any(isinstance(line, TaskLine) and line.state == "end" for line in records))
     ray.pages["/api/jobs/"] = json.dumps([{**entry, "status": "SUCCEEDED", "start_time": int(began * 1000)}]).encode()
-    wait_for(path, lambda records: any(isinstance(line, JobLine) and line.phase == "Succeeded" for line in records))
+    ray.wait_until_asked("/api/jobs/")
+    time.sleep(3 * TURN_SECONDS)
     finish(process)
     header, records = read(path)
     assert header.entrypoint == command.replace("abc123secret", "***")

@@ -49,7 +49,7 @@ class Sidecar:
     def port(self) -> int:
         """Port of /metrics."""
         if self._port is None:
-            wait_for(lambda: self._served() is not None, 10.0)
+            wait_for(lambda: self._served() is not None, 10.0, pause=0.02)
             self._port = self._served()
         assert self._port is not None
         return self._port
@@ -96,12 +96,12 @@ class Sidecar:
         return int(pages) * os.sysconf("SC_PAGESIZE")
 
 
-def wait_for(holds: Callable[[], Any], seconds: float) -> None:
-    """Wait until it holds, or fail."""
+def wait_for(holds: Callable[[], Any], seconds: float, *, pause: float = 0.1) -> None:
+    """Wait until it holds, or fail. `pause`: seconds between two looks, of which most fetch and parse /metrics."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 @pytest.fixture(scope="session")

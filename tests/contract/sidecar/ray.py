@@ -36,6 +36,13 @@ class Ray:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
+    def wait_until_asked(self, path: str, seconds: float = 20.0) -> None:
+        """Wait until somebody asks for a page once more, and so gets what it says now."""
+        before, end = len(self.asked), time.monotonic() + seconds
+        while not any(asked == path for _, asked in self.asked[before:]):
+            assert time.monotonic() < end, f"{path}: {self.asked[-20:]}"
+            time.sleep(0.05)
+
     def close(self) -> None:
         """End."""
         self._server.shutdown()
