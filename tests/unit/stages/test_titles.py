@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.stages.sources.titles import (
+    LIST_SCANS,
     RARE_SCANS,
     SETTLED_SCANS,
     ProcessStat,
@@ -225,3 +226,12 @@ def test_nothing_raises(noise: bytes) -> None:
     parse_stat(b"1 (" + noise + b") S 1 " + noise)
     parse_title(noise)
     parse_title(b"ray::" + noise)
+
+
+def test_a_new_process_is_seen_within_three_scans(proc: FakeProc) -> None:
+    proc.put(20, "ray::WorkerDict", "ray::WorkerDict")
+    titles = scanned(proc, 10)
+    proc.put(21, "ray::WorkerDict", UPDATE)
+    for at in range(11, 11 + LIST_SCANS):
+        titles.observe(at)
+    assert [(stage, pid) for stage, pid, *_ in stages(titles, 13)] == [("update_actor", 21)]

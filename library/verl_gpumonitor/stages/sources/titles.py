@@ -26,6 +26,9 @@ from verl_gpumonitor.stages.tables import ENGINE_TITLES, Kind
 PROC: Final = Path("/proc")
 MANNER: Final = Manner(gap_seconds=5.0)
 MAX_PROCESSES: Final = 8192
+LIST_SCANS: Final = 3
+"""New processes are looked for at each third scan: listing a pod's processes takes the kernel longer than reading the
+titles that matter, and a worker takes longer than that to start."""
 SETTLED_SCANS: Final = 30
 """A process that is none of Ray's after so many scans will hardly become one."""
 RARE_SCANS: Final = 30
@@ -97,6 +100,9 @@ class Titles:
         self._processes: dict[int, _Process] = {}
         self._settled: set[int] = set()
         """Those that are none of ours."""
+        self._watched: list[int] = []
+        """All others."""
+        self._raylet = False
         self._scans = 0
         self._book = Book(MANNER)
 
@@ -106,9 +112,8 @@ class Titles:
         While no process of Ray is to be seen, the namespace not being shared, nothing is vouched for.
         """
         self._scan(at)
-        raylet = any(process.stat.name == _RAYLET for process in self._processes.values())
-        titled = [pid for pid, process in self._processes.items() if process.title]
-        ours = [pid for pid in titled if self._is_live(pid, raylet=raylet)]
+        titled = [pid for pid in self._watched if self._processes[pid].title]
+        ours = [pid for pid in titled if self._is_live(pid, raylet=self._raylet)]
         if not any(self._processes[pid].title.startswith("ray::") for pid in ours):
             self._book.interrupt()
             return False
@@ -149,7 +154,16 @@ class Titles:
         return not raylet
 
     def _scan(self, at: float) -> None:
+        turn = self._scans % RARE_SCANS
+        for pid in self._watched:
+            self._look_at(pid, at, rare=pid % RARE_SCANS == turn)
+        if self._scans % LIST_SCANS == 0:
+            self._list(at)
+        self._watched = [pid for pid in self._processes if pid not in self._settled]
         self._scans += 1
+
+    def _list(self, at: float) -> None:
+        """See who is new and who is gone, and look again at some of those that are none of ours."""
         try:
             pids = {int(name) for name in os.listdir(self._proc) if name.isdecimal()}  # noqa: PTH208 - counted
         except OSError:
@@ -157,18 +171,17 @@ class Titles:
         for pid in self._processes.keys() - pids:
             del self._processes[pid]
         self._settled &= pids
-        turn = self._scans % RARE_SCANS
-        for pid in pids:
-            rare = pid % RARE_SCANS == turn
-            if rare or pid not in self._settled:
-                self._look_at(pid, at, rare=rare)
-
-    def _look_at(self, pid: int, at: float, *, rare: bool) -> None:
-        process = self._processes.get(pid)
-        if process is None:
+        turns = RARE_SCANS // LIST_SCANS
+        turn = self._scans // LIST_SCANS % turns
+        for pid in [pid for pid in self._settled if pid % turns == turn]:
+            self._look_at(pid, at, rare=True)
+        for pid in pids - self._processes.keys():
             if len(self._processes) < MAX_PROCESSES:
                 self._meet(pid, at)
-            return
+        self._raylet = any(process.stat.name == _RAYLET for process in self._processes.values())
+
+    def _look_at(self, pid: int, at: float, *, rare: bool) -> None:
+        process = self._processes[pid]
         if (rare or process.stat.parent not in self._processes) and not self._is_same(pid, process):
             self._meet(pid, at)
             return
@@ -192,6 +205,10 @@ class Titles:
 
     def _read_title(self, pid: int, process: _Process, at: float) -> None:
         cmdline = self._read(pid, "cmdline")
+        if not cmdline and process.cmdline and self._stat(pid) is None:  # It is gone.
+            del self._processes[pid]
+            self._settled.discard(pid)
+            return
         if cmdline != process.cmdline:
             process.cmdline, process.title = cmdline, parse_title(cmdline)
             process.busy_from = _busy_from(process.title)
