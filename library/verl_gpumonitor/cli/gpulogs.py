@@ -10,9 +10,9 @@ import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
-from functools import lru_cache
 from itertools import chain
-from typing import Final, NamedTuple
+from operator import itemgetter
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -166,18 +166,20 @@ class _Window:
         self.throttled: dict[str, None] | None = None
 
     def add(self, t: float, row: Row) -> None:
+        _, _, _, _, load, used, _, heat, watts, throttled = row
         self.t = t
-        if row.utilization is not None:
-            self.load.append(row.utilization)
-        if row.power_watts is not None:
-            self.watts.append(row.power_watts)
-        if row.memory_used_bytes is not None:
-            self.used = row.memory_used_bytes
-            self.peak = self.used if self.peak is None else max(self.peak, self.used)
-        if row.temperature_celsius is not None:
-            self.heat = row.temperature_celsius if self.heat is None else max(self.heat, row.temperature_celsius)
-        if row.throttled is not None:
-            self.throttled = {**(self.throttled or {}), **dict.fromkeys(row.throttled)}
+        if load is not None:
+            self.load.append(load)
+        if watts is not None:
+            self.watts.append(watts)
+        if used is not None:
+            self.used = used
+            if self.peak is None or used > self.peak:
+                self.peak = used
+        if heat is not None and (self.heat is None or heat > self.heat):
+            self.heat = heat
+        if throttled is not None:
+            self.throttled = {**(self.throttled or {}), **dict.fromkeys(throttled)}
 
     def line(self, gpu: str) -> GpuLine:
         return GpuLine(
@@ -199,14 +201,16 @@ def _gpu_lines(rows: Iterator[Row], interval_seconds: float) -> Iterator[GpuLine
     seen: dict[str, int] = {}
     windows: dict[str, _Window] = {}
     current = 0
+    unix, t = None, 0.0
     for row in rows:
         gpu = row.gpu
         if row.unix is None:
             seen[gpu] = seen.get(gpu, -1) + 1
             t = seen[gpu] * interval_seconds
-        else:
-            begin = row.unix if begin is None else begin
-            t = max(0.0, row.unix - begin)
+        elif row.unix != unix:
+            unix = row.unix
+            begin = unix if begin is None else begin
+            t = max(0.0, unix - begin)
         number = int(t / WINDOW_SECONDS if t < LONG_SECONDS else LONG_SECONDS + t / LONG_WINDOW_SECONDS)
         if number != current:
             yield from _closed(windows)
@@ -234,7 +238,7 @@ def _csv(first: bytes, source: Iterator[bytes], problems: Problems) -> Iterator[
             f"the first line is no head of a GPU log: it needs index or uuid, and utilization.gpu or memory.used,"
             f" and has {shown}; {_GUIDE}"
         )
-    return _csv_rows(first, source, places, problems)
+    return _csv_rows([title.strip() for title in titles], source, places, problems)
 
 
 def _split(line: str) -> list[str]:
@@ -254,94 +258,112 @@ def _places(titles: Sequence[str]) -> dict[str, tuple[int, str]]:
 
 
 def _csv_rows(
-    first: bytes, source: Iterator[bytes], places: dict[str, tuple[int, str]], problems: Problems
+    titles: Sequence[str], source: Iterator[bytes], places: dict[str, tuple[int, str]], problems: Problems
 ) -> Iterator[Row]:
     """Yield the rows. A day of eight GPUs has 700,000 of them, so that this is written for speed."""
-    head = first.strip()
     width = 1 + max(place for place, _ in places.values())
-    units = [places.get(name, (0, ""))[1] for name in ("memory.used", "memory.total")]
-    pick = _picker(places)
-    times = _Times()
-    lines = _Numbered(source)
-    for cells in csv.reader(lines):
+    table = csv.reader(map(_text, source))
+    read = _row_reader(places)
+    for cells in table:
         if len(cells) < width:
             if cells and any(map(str.strip, cells)):
-                problems.add(lines.number, f"has {len(cells)} of {width} columns")
+                problems.add(table.line_num + 1, f"has {len(cells)} of {width} columns")
             continue
         try:
-            yield _row(pick(cells), units, times)
+            yield read(cells)
         except ValueError as error:
-            if lines.last.strip() != head:  # two logs that were joined
-                problems.add(lines.number, str(error))
+            if [cell.strip() for cell in cells[: len(titles)]] != titles:  # two logs that were joined
+                problems.add(table.line_num + 1, str(error))
 
 
-class _Numbered:
-    """Lines as text for the reader of tables, which must not see a NUL, and the number of the newest."""
+def _text(line: bytes) -> str:
+    """Return a line for the reader of tables.
 
-    def __init__(self, source: Iterator[bytes]) -> None:
-        self._source = source
-        self.number = 1
-        self.last = b""
-
-    def __iter__(self) -> "_Numbered":
-        return self
-
-    def __next__(self) -> str:
-        self.last = line = next(self._source)
-        self.number += 1
-        if b'"' in line or b"\0" in line:
-            # A quote that is never closed would swallow the rest of the file.
-            line = line.replace(b"\0", b"").replace(b'"', b"")
-        return line.decode("utf-8", errors="replace")
+    It must see no NUL, and no quote: one that is never closed would swallow the rest of the file.
+    """
+    if b'"' in line or b"\0" in line:
+        line = line.replace(b"\0", b"").replace(b'"', b"")
+    return line.decode("utf-8", errors="replace")
 
 
 _COLUMNS: Final = (
     *("timestamp", "index", "uuid", "name", "utilization.gpu"),
     *("memory.used", "memory.total", "temperature.gpu", "power.draw", "clocks_event_reasons.active"),
 )
+_REMEMBERED: Final = 4096
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
-def _picker(places: dict[str, tuple[int, str]]) -> Callable[[Sequence[str]], list[str]]:
-    """Return a function that picks the columns of interest, in their order; empty for those that are not there."""
-    wanted = [places[name][0] if name in places else None for name in _COLUMNS]
+class _Memo(dict[_Key, _Value]):
+    """What cells mean. They repeat: names and sizes in each row, load and temperature in most."""
 
-    def pick(cells: Sequence[str]) -> list[str]:
-        return ["" if place is None else cells[place] for place in wanted]
+    def __init__(self, read: Callable[[_Key], _Value]) -> None:
+        super().__init__()
+        self._read = read
 
-    return pick
+    def __missing__(self, key: _Key) -> _Value:
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        value = self[key] = self._read(key)
+        return value
 
 
-# Cells repeat: names and sizes in each row, load and temperature in most.
-@lru_cache(maxsize=4096)
+def _row_reader(places: dict[str, tuple[int, str]]) -> Callable[[list[str]], Row]:
+    """Return a function that reads one row. It raises ValueError for one that cannot be read."""
+    # A column that is not there is the cell behind the last one, which is put there empty.
+    pick = itemgetter(*(places[name][0] if name in places else -1 for name in _COLUMNS))
+    used_unit, total_unit = (places.get(name, (0, ""))[1] for name in ("memory.used", "memory.total"))
+    times, gpus, names = _Memo(_time), _Memo(_gpu), _Memo(_known)
+    shares, numbers, reasons = _Memo(_share), _Memo(_number), _Memo(_reasons)
+    sizes: _Memo[str, int | None] = _Memo(lambda cell: _bytes(cell, used_unit))
+    totals: _Memo[str, int | None] = _Memo(lambda cell: _bytes(cell, total_unit))
+
+    def read(cells: list[str]) -> Row:
+        cells.append("")
+        time, index, uuid, model, percent, used, total, heat, power, reason = pick(cells)
+        gpu, number = gpus[index, uuid]
+        return Row(
+            times[time],
+            gpu,
+            number,
+            names[model],
+            shares[percent],
+            sizes[used],
+            totals[total],
+            numbers[heat],
+            numbers[power],
+            reasons[reason],
+        )
+
+    return read
+
+
 def _known(cell: str) -> str | None:
     text = cell.strip()
     return None if text.lower() in UNKNOWN_CELLS else text
 
 
-def _row(picked: Sequence[str], units: Sequence[str], times: "_Times") -> Row:
-    time, index_cell, uuid_cell, model, percent_cell, used, total, heat, power, reasons_cell = picked
-    index_text, uuid = _known(index_cell), _known(uuid_cell) if uuid_cell else None
+def _gpu(cells: tuple[str, str]) -> tuple[str, int | None]:
+    """Return the identity of a GPU and its index, of the cells with index and UUID."""
+    index_text, uuid = map(_known, cells)
     if index_text is None and uuid is None:
         raise ValueError("names no GPU")
     index = None if index_text is None else int(index_text)
-    percent = _number(percent_cell)
-    reasons = _known(reasons_cell) if reasons_cell else None
-    return Row(
-        times.read(time) if time else None,
-        uuid or f"GPU-{index}",
-        index,
-        _known(model) if model else None,
-        None if percent is None else min(1.0, max(0.0, percent / 100)),
-        _bytes(used, units[0]),
-        _bytes(total, units[1]),
-        _number(heat),
-        _number(power),
-        # nvidia-smi writes a number here, which says nothing without its table.
-        None if reasons is None or reasons.startswith("0x") else reasons.split(),
-    )
+    return uuid or f"GPU-{index}", index
 
 
-@lru_cache(maxsize=4096)
+def _share(cell: str) -> float | None:
+    percent = _number(cell)
+    return None if percent is None else min(1.0, max(0.0, percent / 100))
+
+
+def _reasons(cell: str) -> list[str] | None:
+    """nvidia-smi writes a number here, which says nothing without its table."""
+    text = _known(cell)
+    return None if text is None or text.startswith("0x") else text.split()
+
+
 def _number(cell: str) -> float | None:
     """Return a number, with or without a unit after it; None for an unknown one. Raises ValueError."""
     if not cell:
@@ -363,7 +385,6 @@ def _with_unit(cell: str) -> tuple[float | None, str]:
     return float(match[1]), match[2].lower()
 
 
-@lru_cache(maxsize=4096)
 def _bytes(cell: str, unit: str) -> int | None:
     """Return the bytes of a cell: by the unit in it, else in its title, else MiB as nvidia-smi's. Raises ValueError."""
     if not cell:
@@ -381,23 +402,17 @@ def _bytes(cell: str, unit: str) -> int | None:
     return int(value * factor)
 
 
-class _Times:
-    """Reads times; all GPUs of one round have nearly the same, and parsing is most of the work."""
-
-    def __init__(self) -> None:
-        self._text = ""
-        self._unix: float | None = None
-
-    def read(self, text: str) -> float | None:
-        """Return Unix seconds; None for an unknown one. Without a zone it is UTC: only differences matter."""
-        if text != self._text:
-            known = _known(text)
-            self._text, self._unix = text, None if known is None else unix_of(known)
-        return self._unix
+def _time(cell: str) -> float | None:
+    """Return Unix seconds; None for an unknown one."""
+    text = _known(cell)
+    return None if text is None else unix_of(text)
 
 
 def unix_of(text: str) -> float:
-    """Return the Unix seconds of `2026/01/31 23:59:59.123`, of an ISO time or of a number. Raises ValueError."""
+    """Return the Unix seconds of `2026/01/31 23:59:59.123`, of an ISO time or of a number. Raises ValueError.
+
+    Without a zone it is UTC: only differences matter.
+    """
     try:
         return float(text)
     except ValueError:

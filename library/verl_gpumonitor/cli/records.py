@@ -7,6 +7,7 @@ A GPUMonitor is no recorded run; it is told from one here, as a file says itself
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Final
 
 from verl_gpumonitor.model.trace import Header, Record, TraceError
@@ -58,7 +59,7 @@ def open_run(path: str, *, interval_seconds: float = DEFAULT_INTERVAL_SECONDS) -
     """
     with lines_of(path) as lines:
         first = next(lines, b"")
-        everything = _again(first, lines)
+        everything = chain([first] if first else [], lines)
         is_trace = _TRACE_MARK in first[:4096] and b'"header"' in first[:4096]
         if not is_trace and is_object(first):
             raise MonitorGiven(_document(everything))
@@ -79,12 +80,6 @@ def _document(lines: Iterator[bytes]) -> bytes:
         if len(document) > MAX_BYTES:
             break
     return bytes(document)
-
-
-def _again(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    if first:
-        yield first
-    yield from rest
 
 
 __all__ = ["DEFAULT_INTERVAL_SECONDS", "MonitorGiven", "RecordedRun", "TraceError", "open_run"]

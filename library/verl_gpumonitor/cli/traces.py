@@ -13,6 +13,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Final
@@ -120,8 +121,7 @@ def lines_of(path: str) -> Iterator[Iterator[bytes]]:
 
 
 def _lines(file: BufferedReader) -> Iterator[bytes]:
-    """Yield the lines of a file, unpacked if it is packed; one beyond all bounds is cut, and so is broken."""
+    """Return the lines of a file, unpacked if it is packed; one beyond all bounds is cut, and so is broken."""
     packed = file.peek(len(_GZIP)).startswith(_GZIP)
     unpacked: BufferedReader | gzip.GzipFile = gzip.GzipFile(fileobj=file) if packed else file
-    while line := unpacked.readline(MAX_READ_BYTES):
-        yield line
+    return iter(partial(unpacked.readline, MAX_READ_BYTES), b"")
