@@ -47,6 +47,8 @@ FLUSH_SECONDS: Final = 0.7
 CALL_LIMIT_SECONDS: Final = 1.5
 """A call into NVML that takes longer hangs. With the second since the last sample the
 other GPUs are read again before their values are three intervals old."""
+BEHIND_SECONDS: Final = 0.02
+"""So long after a pass over the GPUs is expected to end, the loop looks at it."""
 AGENT_LIMIT_SECONDS: Final = 2.0
 PROCESSES_INTERVAL_SECONDS: Final = 5.0
 
@@ -129,6 +131,18 @@ def listen(port: int, journal: Journal) -> socket.socket:
         return endpoint.listen(0)
 
 
+def next_turn_in(interval: float, *, newest_at: float | None, now: float) -> float:
+    """Return the seconds until the loop's next turn: one interval, or so much that it follows the samples closely.
+
+    What is shown is then new, and not up to a second old. `newest_at`: end of the last pass over the GPUs.
+
+    Example: a pass ended at 5.3, and it is 5.6: the next one ends at 6.3, and the turn is due 0.02 s after it.
+    """
+    if newest_at is None or now - newest_at > 2 * interval:
+        return interval
+    return min(1.5 * interval, max(0.5 * interval, newest_at + interval + BEHIND_SECONDS - now))
+
+
 def chance() -> float:
     """Return a number from 0 up to 1. The module random costs half a MiB."""
     return int.from_bytes(os.urandom(6), "big") / 2**48
@@ -169,6 +183,7 @@ class Sidecar:
         self._recorder = Recorder(
             gpus_requested=found.gpus_requested, sample_interval_seconds=found.sample_interval_seconds
         )
+        self._turns = 0
         self._nodes_due = NodesDue()
         self._jobs_due = JobsDue()
         self._cluster_due = ClusterDue()
@@ -190,16 +205,24 @@ class Sidecar:
         for part in (self._sampler, self._ray, self._stages, self._reporter):
             if part is not None:
                 part.start()
-        while signal.sigtimedwait(signals, self._interval_seconds) is None:
+        while signal.sigtimedwait(signals, self._wait_seconds()) is None:
             self._loop.turn()
             self._record()
         self._end()
 
+    def _wait_seconds(self) -> float:
+        newest_at = self._sampler.latest().health.last_success_at if self._sampler else None
+        return next_turn_in(self._interval_seconds, newest_at=newest_at, now=time.monotonic())
+
     def _record(self) -> None:
-        """Keep the new picture. A fault here costs the record alone."""
+        """Keep each other picture, for half of the samples are kept, and all that decide stages."""
+        state = self._loop.state
+        self._turns += 1
+        if self._turns % 2 and not state.stages.decided:
+            return
         try:
-            self._recorder.look(self._loop.state, now=time.monotonic(), now_unix=time.time())
-        except Exception as error:  # noqa: BLE001 - the loop must turn on, whatever is wrong with the record
+            self._recorder.look(state, now=time.monotonic(), now_unix=time.time())
+        except Exception as error:  # noqa: BLE001 - a fault here costs the record alone, and the loop must turn on
             self._journal.state("record", "nothing is recorded, for a fault of ours", error=repr(error))
 
     def _flight_record(self) -> FlightRecord:

@@ -7,7 +7,7 @@ the driver or by Ray's State API; a head knows itself, others hear it from the c
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -18,12 +18,14 @@ from verl_gpumonitor.timeline.job_steps import JobSteps
 from verl_gpumonitor.timeline.stages import Key, StageTimeline
 from verl_gpumonitor.timeline.words import OTHER, POD, Own, Part, Present, Voice, clean, present, speaker
 
-from .state import PodState, StagePicture
+from .state import OwnGpu, PodState, StagePicture
 
 FIRST_WORD_SECONDS: Final = 60.0
 """So long after the start the head's silence is no news yet."""
 SETTLE_SECONDS: Final = 5.0
 """Time between two counts of what is decided: several seconds at once cost little more than one."""
+MAX_LOOKS: Final = 64
+"""Turns that wait for the next count; more come only where samples are taken many times a second."""
 LATELY_SECONDS: Final = 10.0
 """A job that did something so long ago is between two of its stages."""
 _RESOLUTION: Final = {
@@ -62,6 +64,15 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     started_unix: float = 0.0
 
 
+class _Look(NamedTuple):
+    """What a turn saw, until it is counted with others."""
+
+    gpus: tuple[OwnGpu, ...]
+    owns: Mapping[str, Own]
+    now: float
+    now_unix: float
+
+
 class Staging:
     """Counters by stage and steps of one pod. One thread uses it."""
 
@@ -69,6 +80,8 @@ class Staging:
         self._context = context
         self._timeline = StageTimeline()
         self._steps = JobSteps()
+        self._looks: list[_Look] = []
+        """Those since the last count."""
         self._turned_at: float | None = None
         self._settle_at = float("-inf")
         """When what is decided is counted next, monotonic."""
@@ -95,10 +108,13 @@ class Staging:
         """
         voices = clean(_voices(heard, now_unix), now_unix)
         owns = self._find_owns(state, voices)
-        self._observe(state, owns, now=now, now_unix=now_unix)
+        self._looks.append(_Look(state.gpus, owns, now, now_unix))
         decided: tuple[Part, ...] = ()
-        if final or now >= self._settle_at:
+        if final or now >= self._settle_at or len(self._looks) >= MAX_LOOKS:
             self._settle_at = now + SETTLE_SECONDS
+            for look in self._looks:
+                self._observe(look)
+            self._looks.clear()
             decided = self._settle(voices, now_unix, final=final)
         found = present(voices, now_unix)
         running = self._running_now(found) if found is not None else ()
@@ -134,18 +150,18 @@ class Staging:
             self._pod_seconds = self._timeline.pod_seconds()
         return settled.pod
 
-    def _observe(self, state: PodState, owns: Mapping[str, Own], *, now: float, now_unix: float) -> None:
+    def _observe(self, look: _Look) -> None:
         if self._turned_at is not None:
-            self._timeline.elapse(now_unix, now - self._turned_at)
-        self._turned_at = now
-        behind = now_unix - now
-        for gpu in state.gpus:
+            self._timeline.elapse(look.now_unix, look.now - self._turned_at)
+        self._turned_at = look.now
+        behind = look.now_unix - look.now
+        for gpu in look.gpus:
             uuid, counters, taken_at = gpu.sample.uuid, gpu.counters, gpu.sample.taken_at
             if taken_at is not None:
                 since = self._read_at.get(uuid, float("-inf"))
                 self._read_at[uuid] = taken_at
                 memory = [(behind + at, used) for at, used in counters.memory_readings if at > since]
-                self._timeline.observe(uuid, counters, at=behind + taken_at, memory=memory, own=owns[uuid])
+                self._timeline.observe(uuid, counters, at=behind + taken_at, memory=memory, own=look.owns[uuid])
 
     def _find_owns(self, state: PodState, voices: Iterable[Voice]) -> dict[str, Own]:
         """Return which intervals are each GPU's own.
