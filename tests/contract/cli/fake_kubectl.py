@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stands for kubectl: answers from a file of what a cluster would, and hands requests to pods on to real sidecars.
 
-The file (`FAKE_CLUSTER`) is a JSON object: path below the API server -> `{"body": …}`, `{"file": PATH}`, `{"url": …}`
-or `{"error": "what kubectl prints"}`; `-o yaml` prints the object at `FAKE_MONITOR`. Every call is noted in `calls`
-beside it.
+The file (`FAKE_CLUSTER`) is a JSON object: path below the API server -> `{"body": …}`, `{"url": …}`, `{"file": PATH,
+"ahead": SECONDS}` (a record that is sent now, by a clock that is so far ahead) or `{"error": "what kubectl prints"}`.
+`-o yaml` prints the object at `FAKE_MONITOR`. Every call is noted in `calls` beside it.
 """
 
 import json
 import os
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -22,6 +23,14 @@ PROXY_ERRORS = {404: "(NotFound): the server could not find the requested resour
 def fail(said: str) -> int:
     print(f"Error from server {said}", file=sys.stderr)
     return 1
+
+
+def sent_now(record: bytes, ahead: float) -> bytes:
+    """Return a sidecar's record as sent at this moment by a clock that is so far ahead, begun 100 s before."""
+    first, _, rest = record.partition(b"\n")
+    sent = time.time() + ahead
+    header = {**json.loads(first), "began_unix": sent - 100.0, "sent_unix": sent}
+    return json.dumps(header).encode() + b"\n" + rest
 
 
 def get(answers: dict[str, dict[str, object]], path: str) -> int:
@@ -40,7 +49,7 @@ def get(answers: dict[str, dict[str, object]], path: str) -> int:
             return fail(f"(ServiceUnavailable): error trying to reach service: {error}")
         return 0
     if "file" in answer:
-        sys.stdout.buffer.write(Path(str(answer["file"])).read_bytes())
+        sys.stdout.buffer.write(sent_now(Path(str(answer["file"])).read_bytes(), float(str(answer["ahead"]))))
     else:
         print(json.dumps(answer["body"]))
     return 0

@@ -61,10 +61,10 @@ class PodRecord:
         if not (math.isfinite(times.began_unix) and math.isfinite(times.sent_unix)):
             raise NotATrace("its header tells no time")
         self.began_unix = times.began_unix
-        self.ahead_seconds = times.sent_unix - answer.first_unix
-        """Its clock against that of this machine."""
-        self.doubt_seconds = answer.first_unix - answer.asked_unix
-        """How far that may be wrong: the header was made at some time in between."""
+        self.ahead_seconds = times.sent_unix - (answer.asked_unix + answer.first_unix) / 2
+        """Its clock against that of this machine. The header was made at some time between question and answer."""
+        self.doubt_seconds = (answer.first_unix - answer.asked_unix) / 2
+        """How far that may be wrong."""
         self.lines = self.steps = 0
         self.whole = False
         """Whether it came to its end."""

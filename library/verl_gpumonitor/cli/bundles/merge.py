@@ -49,11 +49,12 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
         if not self.records:
             return {}
         middle = median(record.ahead_seconds for record in self.records.values())
+        doubt = median(record.doubt_seconds for record in self.records.values())
         found = {pod: record.ahead_seconds - middle for pod, record in self.records.items()}
         return {
             pod: ahead
             for pod, ahead in found.items()
-            if abs(ahead) > max(SKEW_SECONDS, self.records[pod].doubt_seconds)
+            if abs(ahead) > max(SKEW_SECONDS, self.records[pod].doubt_seconds + doubt)
         }
 
     @property
