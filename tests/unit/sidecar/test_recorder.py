@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.sidecar import test_staging as staged
 from verl_gpumonitor.cli.diagnose import diagnose
 from verl_gpumonitor.cli.traces import TraceReader
 from verl_gpumonitor.model.report import StageNow
@@ -20,6 +21,7 @@ from verl_gpumonitor.timeline.words import Part
 from verl_gpumonitor_sidecar.flight_record import FlightRecord, Place
 from verl_gpumonitor_sidecar.recorder import MAX_RING_BYTES, SAMPLES, Recorder
 from verl_gpumonitor_sidecar.ring import SLOT_BYTES, GpuRing, Kept
+from verl_gpumonitor_sidecar.staging import Heard
 from verl_gpumonitor_sidecar.state import OwnGpu, PodState, StagePicture
 
 START = 1e9
@@ -268,6 +270,32 @@ def test_the_last_minute_is_what_runs_now(running: StageNow | None, told: list[t
     pod.running = running
     pod.turn(10)
     assert marks(pod.lines()) == [(0.0, "begin", "gen"), *told]
+
+
+class Recorded(staged.World):
+    """A pod whose stages come late from its head, with a recorder at the loop's place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorder = Recorder(gpus_requested=self.gpus)
+
+    def turn(self, heard: Heard, *, final: bool = False) -> None:
+        super().turn(heard, final=final)
+        state = msgspec.structs.replace(self.state(), stages=self.picture)
+        self.recorder.look(state, now=1000.0 + self.now, now_unix=staged.START + self.now)
+
+
+def test_what_the_timeline_decides_is_kept_to_the_second() -> None:
+    """The head speaks each 15 s of what was 4 s ago: each stage has its own times all the same, and none is lost."""
+    world = Recorded()
+    world.run(10 + 4 * 43 + 40, relay_each=15)
+    kept = [stay for stay in world.recorder.snapshot().stays if stay.stage not in ("other", "unknown", "init")]
+    truth = [each for each in world.truth if each.stage != "init"]
+    behind = staged.START - 1000.0
+    assert [stay.stage for stay in kept] == [each.stage for each in truth]
+    for stay, each in zip(kept, truth, strict=True):
+        assert stay.begin + behind == pytest.approx(each.begin, abs=0.1)
+        assert stay.end + behind == pytest.approx(each.end, abs=0.1)
 
 
 def test_where_nobody_tells_stages_none_is_told() -> None:
