@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Looks at the whole of one workload: what its pods told becomes the picture that its GPUMonitor shows."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, Final
 
 from verl_gpumonitor.diagnosis import DiagnosisLimits
@@ -90,7 +90,7 @@ class Examiner:
             ended=ended,
             completed_at=_completed_at(workload, entry) if ended else None,
             gone_at=workload.gone_at,
-            gpus_requested=self._gpus_requested(workload, tracks),
+            gpus_requested=self._gpus_requested(workload, tracks, {gpu.pod for gpu in gpus if gpu.reported}),
             most_reported=entry.most_reported,
             gpus=gpus,
             pods=summaries,
@@ -232,10 +232,15 @@ class Examiner:
             return Availability(status="False", reason="NotInjected", message=UNSUPPORTED)
         return availability(summaries)
 
-    def _gpus_requested(self, workload: Workload, tracks: list[PodTrack]) -> int:
+    def _gpus_requested(self, workload: Workload, tracks: list[PodTrack], reporting: Set[str]) -> int:
+        """Return what it asks for, or holds: a pod that is being ended holds its GPUs while it still reports them."""
         cluster = self._workloads.cluster_of(workload)
         spec = cluster.gpus_requested if cluster is not None else workload.job.gpus_requested
-        live = sum(track.record.gpus_requested for track in tracks if track.record.live and not track.record.deleting)
+        live = sum(
+            track.record.gpus_requested
+            for track in tracks
+            if track.record.live and (not track.record.deleting or track.record.name in reporting)
+        )
         return max(spec or 0, live)
 
 

@@ -188,7 +188,12 @@ class Reconciler:
             kept = self._ledgers.get(workload.job.uid) or monitor.status.get("ledger", "")
             written = ledger_text.read(str(kept))
             if written is not None:
-                self._workloads.restore(workload.job.uid, written, steps=_whole(monitor.status.get("step")))
+                self._workloads.restore(
+                    workload.job.uid,
+                    written,
+                    steps=_whole(monitor.status.get("step")),
+                    ray_cluster=_ran_in(monitor.status),
+                )
             same_phase = monitor.status.get("phase") == workload.job.phase.value
             entry.finished = workload.job.ended and same_phase
             entry.restored = not workload.job.ended
@@ -418,6 +423,13 @@ class Reconciler:
             entry = Entry()
             self._entries[workload.job.uid] = entry
         return entry
+
+
+def _ran_in(status: Mapping[str, Any]) -> str | None:
+    """Return the RayCluster that a status names; None where it names none."""
+    workload = status.get("workload")
+    found = workload.get("rayCluster") if isinstance(workload, Mapping) else None
+    return found if isinstance(found, str) and found else None
 
 
 def _whole(value: object) -> int:

@@ -238,7 +238,8 @@ def _gpus(picture: Picture, before: Mapping[str, Any]) -> Mapping[str, Any]:
     reported, requested = _reported(picture), picture.gpus_requested
     if picture.ended:
         reported = max(picture.most_reported, _known_gpus(before, "reported"))
-        requested = max(requested, _known_gpus(before, "requested"))
+        # It may have held more, before it was scaled down.
+        requested = max(requested, reported, _known_gpus(before, "requested"))
     return {"requested": requested, "reported": reported, "text": f"{reported}/{requested}"}
 
 

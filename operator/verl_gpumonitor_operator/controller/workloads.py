@@ -259,6 +259,10 @@ class Workload:
     """Steps that were counted before a restart of the controller."""
     most_cycles: int = 0
     """Most steps that were counted in the present RayCluster."""
+    ray_cluster: str | None = None
+    """The RayCluster that a RayJob runs in, or ran in last: between two attempts its object names none."""
+    steps_missed: dict[str, int] = field(default_factory=dict)
+    """By pod uid: steps that the job had made when the pod was first heard."""
     highest_step: int | None = None
     """Verl's own number of the newest step; None where no source says it."""
 
@@ -283,22 +287,46 @@ class Workload:
         return self.steps_before + told
 
     def pools(self, *, ending: bool = False) -> list[PoolSteps]:
-        """Return the steps of its pods by pool. `ending`: those of pods that are being ended, too."""
-        pools: dict[str, list[PodTrack]] = {}
+        """Return the steps of its pods by pool. `ending`: those of pods that are being ended, too.
+
+        Pods that came late, as autoscaled or replaced workers, go on from where the job was, and are a pool of their
+        own: they have no say against those that saw it from the beginning, and stand in for them when they are gone.
+        """
+        pools: dict[tuple[str, int], list[PodTrack]] = {}
         for track in self.telling_pods():
             if (
                 track.record.gpus_requested > 0
                 and track.telemetry is not None
                 and (ending or not track.record.deleting)
             ):
-                pools.setdefault(track.pool, []).append(track)
+                pools.setdefault((track.pool, self._missed(track)), []).append(track)
         return [
             PoolSteps(
-                [self.steps_of(track) for track in pool],
+                [missed + self.steps_of(track) for track in pool],
                 [[step for step in track.steps.recent if self.counts(step.job)] for track in pool],
             )
-            for pool in pools.values()
+            for (_, missed), pool in pools.items()
         ]
+
+    def _missed(self, track: "PodTrack") -> int:
+        """Return how many steps the job had made when a pod was first heard."""
+        uid = track.record.uid
+        if uid not in self.steps_missed:
+            self.steps_missed[uid] = max(0, self.most_cycles - self.steps_of(track))
+        return self.steps_missed[uid]
+
+    def move(self, ray_cluster: str | None) -> None:
+        """Take note of the RayCluster that a RayJob runs in. In another one it begins anew, or from a checkpoint."""
+        if ray_cluster is None:
+            return
+        if self.ray_cluster not in (None, ray_cluster):
+            self.most_cycles, self.highest_step = 0, None
+            self.steps_missed.clear()
+        self.ray_cluster = ray_cluster
+
+    def _is_present(self, group: PodGroup) -> bool:
+        """Whether a group of its own is that of its present attempt. One before may take a while to end."""
+        return self.ray_cluster in (None, group.name) or group.kind != JobKind.RAY_CLUSTER
 
     def note_last_steps(self) -> None:
         """Take in what pods say in their last reports: soon after they are gone."""
@@ -319,8 +347,10 @@ class Workload:
         return WorkloadKey(self.job.kind, self.job.namespace, self.job.name, self.job.uid)
 
     def pods(self) -> Iterator[PodTrack]:
-        """All its live pods, its own and borrowed ones."""
-        yield from self.own_pods()
+        """All its live pods, its own and borrowed ones, but for those of an attempt before."""
+        for group in self.groups.values():
+            if self._is_present(group):
+                yield from group.pods.values()
         if self.borrowed is not None:
             yield from self.borrowed.pods.values()
 
@@ -331,7 +361,7 @@ class Workload:
             yield from self.left.pods.values()
 
     def own_pods(self) -> Iterator[PodTrack]:
-        """Its live pods without borrowed ones."""
+        """Its live pods, those of an attempt before, too, without borrowed ones."""
         for group in self.groups.values():
             yield from group.pods.values()
 
@@ -376,7 +406,8 @@ class Workload:
     def ray_jobs(self) -> tuple[RayJobInfo, ...]:
         """Ray's own list of jobs of the cluster that it runs in, as the head said it last."""
         borrowed = self.borrowed if self.borrowed is not None else self.left
-        groups = [*self.groups.values(), *([borrowed] if borrowed is not None else [])]
+        own = [group for group in self.groups.values() if self._is_present(group)]
+        groups = [*own, *([borrowed] if borrowed is not None else [])]
         return next((group.ray_jobs for group in reversed(groups) if group.ray_jobs), ())
 
     def ledger(self) -> WrittenLedger:
@@ -454,9 +485,7 @@ class Workloads:
         elif workload.job == job or workload.gone_at is not None:
             # A uid never comes back: what says so is a list from before the deletion.
             return workload
-        if None not in (workload.job.ray_cluster, job.ray_cluster) and workload.job.ray_cluster != job.ray_cluster:
-            # A retry begins from its last checkpoint, or from nothing.
-            workload.most_cycles, workload.highest_step = 0, None
+        workload.move(job.ray_cluster)
         workload.job = job
         self._note_end(workload, now)
         self._borrow(workload)
@@ -477,7 +506,7 @@ class Workloads:
                 track.close(workload.end)
 
     def _new(self, job: JobSeen, now: float) -> Workload:
-        workload = Workload(job=job)
+        workload = Workload(job=job, ray_cluster=job.ray_cluster)
         before = self.named(job.kind, job.namespace, job.name)
         if before is not None and before.gone_at is None:
             self.job_gone(before.job.kind, before.job.uid, now)
@@ -571,6 +600,10 @@ class Workloads:
         if group is None or track is None:
             return
         group.folded = group.folded.plus(track.totals(gone=True))
+        for workload in filter(
+            None, map(self._workloads.get, {group.workload or "", *group.borrowers, *group.leavers})
+        ):
+            workload.steps_missed.pop(pod.uid, None)
         self._touch_group(group)
         if not group.pods and self._workload_of(group) is None and not group.borrowers | group.leavers:
             self._groups.pop(group.key, None)
@@ -588,7 +621,7 @@ class Workloads:
             return AcceptResult(accepted=counted.accepted, replay=True)
         track.take(report, received_at)
         workload = self._workload_of(group)
-        if workload is not None and report.final and workload.job.ray_cluster in (None, group.name):
+        if workload is not None and report.final and workload.ray_cluster in (None, group.name):
             # Of a retry's former cluster it would be too many.
             workload.note_last_steps()
         if workload is not None and workload.end is not None:
@@ -636,11 +669,17 @@ class Workloads:
 
     # After a restart
 
-    def restore(self, uid: str, ledger: WrittenLedger, *, steps: int = 0) -> None:
-        """Take up the counters from before a restart. Called once, before pods report. `steps`: as its status says."""
+    def restore(self, uid: str, ledger: WrittenLedger, *, steps: int = 0, ray_cluster: str | None = None) -> None:
+        """Take up the counters from before a restart. Called once, before pods report.
+
+        `steps`, and the RayCluster in which they were made, as its status says; in another one they begin anew.
+        """
         workload = self._workloads.get(uid)
         if workload is None:
             return
+        if ray_cluster is not None and workload.ray_cluster not in (None, ray_cluster):
+            steps = 0
+        workload.ray_cluster = workload.ray_cluster or ray_cluster
         workload.most_cycles, workload.steps_before = steps, steps
         workload.folded = workload.folded.plus(ledger.folded)
         if workload.job.borrows_cluster:

@@ -9,11 +9,14 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.controller.builders import gpu, identity, job, owner_of, pod, report
-from verl_gpumonitor.model.report import RayNode, Report
+from verl_gpumonitor.model.report import RayNode, Report, StageQuality
+from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import Phase
 from verl_gpumonitor_operator.controller import ledger_text
 from verl_gpumonitor_operator.controller.jobs import JobKind
+from verl_gpumonitor_operator.controller.ledger_text import WrittenLedger
 from verl_gpumonitor_operator.controller.ports import AcceptResult
+from verl_gpumonitor_operator.controller.steps import pace_of
 from verl_gpumonitor_operator.controller.totals import Totals
 from verl_gpumonitor_operator.controller.workloads import Workload, Workloads
 
@@ -116,6 +119,7 @@ def test_a_retry_in_a_new_cluster_counts_on() -> None:
     send(workloads, "w-0", 10.0)
     workloads.pod_gone(pod("w-0", owner_of(RAY_CLUSTER, "c1")))
     workloads.job_gone(RAY_CLUSTER, "uid-c1", NOW)
+    workloads.job_seen(job(RAY_JOB, "grpo", ray_cluster="c2"), NOW)
     workloads.job_seen(job(RAY_CLUSTER, "c2", owner=owner_of(RAY_JOB, "grpo")), NOW)
     workloads.pod_seen(pod("w-1", owner_of(RAY_CLUSTER, "c2")))
     send(workloads, "w-1", 5.0)
@@ -357,3 +361,58 @@ def test_a_job_that_goes_on_after_all_counts_on() -> None:
     workloads.job_seen(job(PYTORCH_JOB, "sft", phase=Phase.RUNNING), NOW)
     send(workloads, "m", 150.0, sequence=2)
     assert of(workloads, "sft").totals().gpu_seconds == 150.0
+
+
+def with_steps(workloads: Workloads, name: str, sequence: int, steps: int) -> None:
+    """Let a pod report how many whole steps it has seen."""
+    quality = StageQuality(source=StageSource.RAY_STATE, steps=steps)
+    workloads.accept(identity(name), report(name, sequence=sequence, stage_quality=quality), NOW)
+
+
+def shown_step(workloads: Workloads, name: str) -> int | None:
+    workload = of(workloads, name)
+    return workload.step(pace_of(workload.pools()).cycles)
+
+
+@pytest.mark.parametrize("between", [None, "c1"], ids=["no cluster named between attempts", "from one to the next"])
+def test_a_retry_begins_its_steps_anew_while_its_former_pods_end(between: str | None) -> None:
+    workloads = Workloads()
+    for step in STEPS.values():
+        step(workloads)
+    with_steps(workloads, "w-0", 1, 7)
+    assert shown_step(workloads, "grpo") == 7
+    workloads.job_seen(job(RAY_JOB, "grpo", ray_cluster=between), NOW)
+    assert shown_step(workloads, "grpo") == 7
+    workloads.job_seen(job(RAY_CLUSTER, "c2", owner=owner_of(RAY_JOB, "grpo")), NOW)
+    workloads.job_seen(job(RAY_JOB, "grpo", ray_cluster="c2"), NOW)
+    workloads.pod_seen(pod("w-1", owner_of(RAY_CLUSTER, "c2"), pod_ip="10.0.0.2"))
+    with_steps(workloads, "w-0", 2, 8)
+    assert names(of(workloads, "grpo")) == {"w-1"}, "the former attempt's pod still lives, and is shown no more"
+    assert shown_step(workloads, "grpo") is None
+    with_steps(workloads, "w-1", 1, 1)
+    assert shown_step(workloads, "grpo") == 1
+
+
+def test_a_worker_that_comes_late_does_not_stop_the_steps() -> None:
+    workloads = Workloads()
+    for step in STEPS.values():
+        step(workloads)
+    with_steps(workloads, "w-0", 1, 7)
+    assert shown_step(workloads, "grpo") == 7
+    late = [pod(f"w-{number}", owner_of(RAY_CLUSTER, "c1"), pod_ip=f"10.0.0.{number}") for number in (2, 3)]
+    for each in late:
+        workloads.pod_seen(each)
+        with_steps(workloads, each.name, 1, 0)
+    with_steps(workloads, "w-0", 2, 9)
+    assert shown_step(workloads, "grpo") == 9, "whatever the late ones have seen of them"
+    workloads.pod_gone(pod("w-0", owner_of(RAY_CLUSTER, "c1")))
+    for each in late:
+        with_steps(workloads, each.name, 2, 3)
+    assert shown_step(workloads, "grpo") == 10, "they go on where they came in"
+
+
+def test_a_restart_between_two_attempts_begins_the_steps_anew() -> None:
+    workloads = Workloads()
+    workloads.job_seen(job(RAY_JOB, "grpo", ray_cluster="c2"), NOW)
+    workloads.restore("uid-grpo", WrittenLedger(folded=Totals(), base=Totals(), pods={}), steps=7, ray_cluster="c1")
+    assert shown_step(workloads, "grpo") is None
