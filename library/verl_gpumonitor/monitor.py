@@ -330,13 +330,13 @@ def _why(reading: Reading) -> str | None:
 
 def _open_nvml() -> Reader:
     """Open the real reader. Imported here: a program that never collects does not pay for it."""
-    from .reading.nvml import NvmlReader
+    from .reading.nvml.reader import NvmlReader
 
     return NvmlReader()
 
 
 def _close_nvml() -> None:
-    from .reading.nvml import close_library
+    from .reading.nvml.reader import close_library
 
     close_library()
 

@@ -12,7 +12,9 @@ from contextlib import suppress
 
 import pynvml
 
-from verl_gpumonitor.reading.nvml import SLOW_SECONDS, _field_values, _memory_v2, _quick_field_values
+from verl_gpumonitor.reading.nvml.fields import field_values, quick_field_values
+from verl_gpumonitor.reading.nvml.questions import clocks_event_reasons, memory_v2, temperature, utilization
+from verl_gpumonitor.reading.nvml.values import SLOW_SECONDS
 
 
 def main() -> None:
@@ -23,17 +25,17 @@ def main() -> None:
     for second in itertools.count():
         is_slow = second % int(SLOW_SECONDS) == 0
         for handle in handles:
-            pynvml.nvmlDeviceGetUtilizationRates(handle)
+            utilization(handle)
             if is_slow:
-                pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
-            pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-            _memory_v2(handle)
-            (_field_values if is_slow else _quick_field_values)(handle)
+                temperature(handle)
+            clocks_event_reasons(handle)
+            memory_v2(handle)
+            (field_values if is_slow else quick_field_values)(handle)
         with suppress(pynvml.NVMLError):  # There is none to be had.
             pynvml.nvmlEventSetWait_v2(events, 0)
         time.sleep(0.5)
         for handle in handles:
-            _memory_v2(handle)
+            memory_v2(handle)
         time.sleep(0.5)
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the sampler expects of a reader: `reading.nvml.NvmlReader`, or a test's."""
+"""What the sampler expects of a reader: `reading.nvml.reader.NvmlReader`, or a test's."""
 
 from typing import Protocol
 

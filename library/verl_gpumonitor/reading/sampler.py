@@ -71,7 +71,7 @@ class _Run:
 
 def open_nvml(clock: Callable[[], float]) -> Reader:
     """Return the real reader. Imported here, so that whoever brings another reader does not pay for pynvml."""
-    from .nvml import NvmlReader
+    from .nvml.reader import NvmlReader
 
     return NvmlReader(clock=clock)
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pynvml
 
-from verl_gpumonitor.reading.nvml import NvmlReader
+from verl_gpumonitor.reading.nvml.reader import NvmlReader
 from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings
 
 
