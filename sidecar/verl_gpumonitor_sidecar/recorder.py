@@ -164,7 +164,9 @@ class Recorder:
             gpu = self._gpus[sample.uuid] = _Gpu(self._capacity)
         gpu.see(counters.memory_readings)
         at = sample.taken_at
-        if sample.state is not GpuState.OK or at is None or at <= gpu.taken_at or at < gpu.due_at:
+        if sample.state is not GpuState.OK or at is None or at <= gpu.taken_at:
+            return
+        if at < gpu.due_at - self._interval / 4:  # Half a sample's time: samples come a little early or late.
             return
         in_step = gpu.due_at + self._interval  # Not so for the first one, and after a stall.
         gpu.due_at = in_step if in_step > at + self._interval / 2 else at + self._interval

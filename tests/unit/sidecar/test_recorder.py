@@ -3,6 +3,7 @@
 """The pod's last half hour: what is kept, for how long, and the trace that is made of it."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -34,6 +35,7 @@ class Pod:
     def __init__(self, gpus: int = 1) -> None:
         self.gpus = gpus
         self.now = 0.0
+        self.jitter = 0.0
         self.offset = 0.0
         """By which the Unix clock was set."""
         self.recorder = Recorder(gpus_requested=gpus)
@@ -58,7 +60,7 @@ class Pod:
         self.throttled: tuple[str, ...] | None = ()
 
     def gpu(self, number: int) -> OwnGpu:
-        at = 100.0 + self.now
+        at = 100.0 + self.now + (self.jitter if self.now % 3 else -self.jitter)
         readings = [(at - 0.5, used) for used in self.peaks] + [(at, self.used[number])]
         well = self.state is GpuState.OK
         return OwnGpu(
@@ -170,6 +172,15 @@ def test_one_of_two_samples_is_kept_with_the_peak_of_both() -> None:
         temperature_celsius=61.0,
         throttled=[],
     )
+
+
+def test_samples_that_come_a_little_early_or_late_are_kept_at_the_same_pace() -> None:
+    pod = Pod()
+    pod.jitter = 0.04
+    pod.turn(301)
+    times = [line.t for line in pod.lines() if isinstance(line, GpuLine)]
+    assert len(times) == 151
+    assert all(1.8 < after - before < 2.2 for before, after in pairwise(times))
 
 
 def test_what_cannot_be_read_is_unknown_and_never_zero() -> None:
