@@ -236,6 +236,19 @@ async def test_a_job_so_short_that_its_only_report_comes_after_its_end_is_shown_
         assert life.status["utilization"]["text"] == "50%"
 
 
+async def test_a_pod_that_is_being_ended_holds_its_gpus_while_it_reports_them() -> None:
+    async with living() as life:
+        life.job()
+        life.pod(gpus=6)
+        await life.reporting(15)
+        assert life.status["gpus"]["text"] == "4/6", "more than its spec says"
+        life.pod(gpus=6, deleting=True)
+        await life.reporting(10)
+        assert life.status["gpus"]["text"] == "4/6"
+        await life.run(120)
+        assert life.status["gpus"]["text"] == "0/4"
+
+
 async def test_findings_become_conditions_health_and_events_once() -> None:
     async with living() as life:
         life.job()

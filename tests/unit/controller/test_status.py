@@ -86,6 +86,13 @@ def picture(**more: Any) -> Picture:
     return Picture(**values)
 
 
+def test_a_job_that_was_scaled_down_before_its_end_held_what_it_reported() -> None:
+    running = render(picture(most_reported=8), before={}, now=NOW)
+    assert running["gpus"]["text"] == "4/4"
+    ended = render(picture(most_reported=8, ended=True, phase=Phase.SUCCEEDED, gpus=[]), before=running, now=NOW)
+    assert ended["gpus"] == {"requested": 8, "reported": 8, "text": "8/8"}
+
+
 def test_a_running_job_shows_the_present_and_an_ended_one_its_whole_life() -> None:
     running = render(picture(), before={}, now=NOW)
     assert running["utilization"] == {"mean": 0.5, "text": "50%"}
