@@ -54,11 +54,12 @@ bench: $(READY) $(FAKENVML) ## Print the figures: sidecar, webhook, ingest, cont
 .PHONY: setup
 setup: $(READY) ## Make .venv with all that development needs
 
+# nice: beside it run tests of processes that must answer in time.
 .PHONY: lint
 lint: $(READY) ## Format check, lint, types, layers
 	@$(VENV)/bin/ruff format --check . && $(VENV)/bin/ruff check .
-	@$(VENV)/bin/mypy
-	@$(VENV)/bin/mypy --python-version 3.10 --cache-dir .mypy_cache/3.10 library
+	@nice $(VENV)/bin/mypy
+	@nice $(VENV)/bin/mypy --python-version 3.10 --cache-dir .mypy_cache/3.10 library
 	@$(VENV)/bin/lint-imports --no-cache | grep -v '^[╔╚ ║]'
 
 .PHONY: format

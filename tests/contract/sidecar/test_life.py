@@ -34,7 +34,7 @@ def test_the_final_report_is_sent_on_a_signal(
     gpus: simgpu.StateFile, start: Start, controller: Controller, reporting: Reporting, number: int
 ) -> None:
     sidecar = start(**reporting)
-    controller.wait_for(lambda reports: len(reports) >= 1)
+    controller.wait_for(lambda reports: bool(reports) and len(reports[-1].gpus) == 8)
     assert sidecar.end(number) < ENDS_WITHIN_SECONDS
     assert controller.reports[-1].final
     assert len(controller.reports[-1].gpus) == 8

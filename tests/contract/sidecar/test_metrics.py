@@ -110,7 +110,7 @@ def test_a_value_that_a_gpu_does_not_offer_leaves_the_others(gpus: simgpu.StateF
 
 def test_a_lost_gpu_is_lost_and_the_others_stay(gpus: simgpu.StateFile, start: Start) -> None:
     sidecar = start()
-    sidecar.wait(all_up)
+    sidecar.wait(lambda found: len(found.get("gpumonitor_gpu_observed_seconds_total", [])) == 8)
     simgpu.lose(5)
     sidecar.wait(lambda found: up(found).get("5") == 0)
     assert sum(up(sidecar.samples()).values()) == 7
