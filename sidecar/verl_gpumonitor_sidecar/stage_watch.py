@@ -18,6 +18,7 @@ from verl_gpumonitor.model.report import RayJobInfo
 from verl_gpumonitor.model.stages import StageInterval, StageWord
 from verl_gpumonitor.stages.choice import choose
 
+from .bell import Bell
 from .journal import Journal
 
 TITLES_SECONDS: Final = 1.0
@@ -144,7 +145,7 @@ class StageWatch:
         self._clock = clock
         self._unix_clock = unix_clock
         self._view = StageView()
-        self._wake = threading.Event()
+        self._bell = Bell()
         self._hinted = False
         self._titles_needed = True
         self._titles_due = self._jobs_due = clock()
@@ -163,13 +164,13 @@ class StageWatch:
     def hint(self) -> None:
         """Say that a stage seems to have changed, so that Ray is asked soon; from any thread."""
         self._hinted = True
-        self._wake.set()
+        self._bell.ring()
 
     def set_titles_needed(self, needed: bool) -> None:
         """Say whether titles are wanted: not while the program itself marks its stages; from any thread."""
         if needed and not self._titles_needed:
             self._titles_needed = True
-            self._wake.set()
+            self._bell.ring()
         self._titles_needed = needed
 
     def _run(self) -> None:
@@ -178,9 +179,8 @@ class StageWatch:
                 self.turn()
             except Exception as error:  # noqa: BLE001 - what a job's servers say must not end this thread
                 self._journal.state("stages", "a source of stages failed for a fault of ours", error=repr(error))
-                self._wake.wait(1.0)
-            if self._wake.wait(max(0.0, self.due_at() - self._clock())):
-                self._wake.clear()
+                self._bell.wait(1.0)
+            self._bell.wait(self.due_at() - self._clock())
 
     def due_at(self) -> float:
         """Return when the next question is due."""

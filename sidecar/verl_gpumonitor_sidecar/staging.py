@@ -183,10 +183,12 @@ class Staging:
                 self._pids[gpu.sample.uuid] = frozenset(process.pid for process in gpu.sample.processes)
         if not ranked and not self._pids:
             return {gpu.sample.uuid: POD for gpu in state.gpus}
-        return {
-            gpu.sample.uuid: self._own(gpu.sample.uuid, place if ranked else None)
-            for place, gpu in enumerate(state.gpus)
-        }
+        found: dict[str, Own] = {}
+        alike: dict[Own, Own] = {}
+        for place, gpu in enumerate(state.gpus):
+            own = self._own(gpu.sample.uuid, place if ranked else None)
+            found[gpu.sample.uuid] = alike.setdefault(own, own)  # What runs is looked up once for GPUs alike.
+        return found
 
     def _ranks_of(self, voices: Iterable[Voice]) -> set[int]:
         """Return the ranks that are named. Most words are the ones of the last turn."""

@@ -5,9 +5,11 @@
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from verl_gpumonitor.model.stages import StageInterval, StageSource, StageWord
-from verl_gpumonitor.timeline.words import POD, Own, Part, Voice, decided, parts, present
+from verl_gpumonitor.timeline.words import POD, Own, Part, Span, Voice, decided, narrowed, parts, present
 
 NOW = 1000.0
 
@@ -133,3 +135,17 @@ def test_the_present(words: Sequence[Voice], expected: str | None) -> None:
     found = present(words, NOW)
     running = found.of(POD) if found is not None else None
     assert (running and running.stage) == expected
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["gen", "ref"]), st.integers(80, 130), st.none() | st.integers(0, 30)), max_size=8
+    )
+)
+def test_what_is_not_of_a_spans_time_changes_nothing(drawn: list[tuple[str, int, int | None]]) -> None:
+    intervals = [
+        StageInterval(stage=stage, role="actor", begin=begin, end=None if length is None else begin + length)
+        for stage, begin, length in drawn
+    ]
+    span = Span(90.0, 110.0, word(StageSource.RAY_STATE, 0, 120, *intervals).word)
+    assert parts([narrowed(span)]) == parts([span])
