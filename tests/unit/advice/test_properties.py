@@ -257,7 +257,7 @@ def check(advice: Advice, finding: Finding, context: Context) -> None:
         assert after.flag(f"{R}.log_prob_use_dynamic_bsz") in (True, None)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)  # 400 in `make test`
 @given(findings(), contexts())
 def test_no_advice_breaks_a_demand_of_verl(finding: Finding, context: Context) -> None:
     advice = advise(finding, context)
@@ -270,7 +270,7 @@ def test_no_advice_breaks_a_demand_of_verl(finding: Finding, context: Context) -
         check(one, finding, context)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=settings().max_examples // 2, deadline=None)  # 100 there
 @given(findings(), st.text(), st.none() | st.text())
 def test_any_command_line_is_answered(finding: Finding, command: str, verl: str | None) -> None:
     assert len(advise(finding, context_of(command, verl=verl))) <= MAX_ADVICE
