@@ -71,7 +71,9 @@ def test_a_gpu_that_is_full_in_the_update_is_found_in_the_record(
     told = [(line.stage, line.step) for line in lines if isinstance(line, MarkLine) and line.state == "begin"]
     assert told[:4] == [("gen", 41), ("update_actor", 41), ("gen", 42), ("update_actor", 42)]
     scopes = [finding["scope"] for finding in diagnosed(path) if finding["reason"] == "OOMRisk"]
-    assert [(scope["gpus"], scope["stage"]) for scope in scopes] == [([simgpu.uuid_of(0)], "update_actor")]
+    # It was full before the program told its first stage, too.
+    assert {*(scope["stage"] for scope in scopes)} - {"unknown"} == {"update_actor"}
+    assert {*(tuple(scope["gpus"]) for scope in scopes)} == {(simgpu.uuid_of(0),)}
 
 
 def test_a_reader_that_stalls_costs_neither_metrics_nor_samples(gpus: simgpu.StateFile, start: Start) -> None:
