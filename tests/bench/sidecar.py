@@ -5,7 +5,7 @@
 Real processes on the simulated driver library, all at the same time, so that a busy machine treats them alike; each
 has simulated GPUs of its own. At first calls cost what the simulation takes, then 30 us of CPU more, as an ioctl that
 polls. The sidecar samples each second, reports over TLS each 15 s, and is scraped each 15 s: alone, and with all
-sources of stages on (`sidecar_ray`), as on a worker and as on a head. The same calls by the binding alone
+sources of stages on (`sidecar_ray`), as on a worker and as on a head. The same calls and nothing else
 (`sidecar_calls`) show what no program could save.
 nvitop-exporter is measured where it can be installed, in an environment of its own under .cache/bench.
 
@@ -54,7 +54,7 @@ BUDGET = (
 MEANING = """\
 RSS, private: resident memory, and the part that no other process shares. CPU: of one core, driver's part included.
 a call: CPU that a call into the driver takes beyond the simulation's own. series: on /metrics, for each GPU.
-the bare calls: the sidecar's calls at its pace by the binding alone; the rest of its CPU is what it makes of them.
+the bare calls: the sidecar's calls at its pace, and nothing else; the rest of its CPU is what it makes of them.
 worker, head: all sources on (titles of 8 processes, Ray's agent each 5 s, on the head the State API each second, else
 the head's word in the answers), with another stage each 5 s; marked: the job marks its stages, and titles and agent
 rest. Compare within a run: a busy machine doubles the CPU."""

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sidecar's calls into NVML and nothing else: what it would cost at least. Started by `tests.bench.sidecar`.
 
-One thread, the sidecar's binding and pace; the answers are thrown away. What it takes is the simulated driver's part,
-the binding's, and that of waking up twice a second.
+One thread, the sidecar's own functions and pace; the answers are thrown away. What it takes is the simulated driver's
+part, that of asking it, and that of waking up twice a second.
 """
 
 import itertools
