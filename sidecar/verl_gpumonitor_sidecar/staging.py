@@ -112,9 +112,9 @@ class Staging:
         decided: tuple[Part, ...] = ()
         if final or now >= self._settle_at or len(self._looks) >= MAX_LOOKS:
             self._settle_at = now + SETTLE_SECONDS
-            for look in self._looks:
+            looks, self._looks = self._looks, []  # Let go of first: a fault must not let them pile up.
+            for look in looks:
                 self._observe(look)
-            self._looks.clear()
             decided = self._settle(voices, now_unix, final=final)
         found = present(voices, now_unix)
         running = self._running_now(found) if found is not None else ()
