@@ -16,6 +16,7 @@ from verl_gpumonitor.model.trace import GpuLine, Header, TraceGpu, TracePod
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 
 from .history import ALARM_RATIOS, DEPTH, GAP_SECONDS, GpuHistory, History, PodHistory
+from .work import GEN
 
 GAP_INTERVALS: Final = 4
 """So many reports may be lost before silence is a gap."""
@@ -120,7 +121,11 @@ class ReportedHistory(History):
             pod = self.pods[name]
             for gpu in pod.gpus.values():
                 gpu.now = {}
-            for uuid, piece in waiting.popleft()[1] if waiting else ():
+            pieces = waiting.popleft()[1] if waiting else ()
+            # Reports tell of no calls; a colocated engine is put to sleep after each rollout unless its settings say
+            # otherwise, which is for whoever judges by this to look at.
+            self.sleeps += any(piece.stage == GEN for _, piece in pieces)
+            for uuid, piece in pieces:
                 gpu_here = pod.gpus.get(uuid)
                 if gpu_here is not None:
                     piece.step = self.step
