@@ -116,10 +116,10 @@ BY_REPORTS: tuple[tuple[str, set[str]], ...] = (
     # Faults are judged from all GPUs' reports elsewhere, and only explain here.
     ("xid79-fell-off", set()),
     ("xid31-program", set()),
-    # What reports do not tell: processes on GPUs, why clocks are held down, calls to the rollout engine.
+    ("sleep-keeps-26g", {"RolloutMemoryNotReleased"}),
+    # What reports do not tell: processes on GPUs, why clocks are held down.
     ("contexts-on-gpu0", set()),
     ("hot-gpu-throttles", set()),
-    ("sleep-keeps-26g", set()),
 )
 """Recorded runs, and what is found of them by reports; `gpumon diagnose` says the same but for what is noted here."""
 
