@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests.scenarios.score import VISIBLE
 from tests.unit.cli import logs
 from verl_gpumonitor.cli.main import main
 from verl_gpumonitor.cli.records import open_run
@@ -60,6 +61,15 @@ def test_compare_names_the_gain(tmp_path: Path) -> None:
     assert "better" in text(found)
     back = compare(run_of(logs.after(tmp_path)), run_of(logs.before(tmp_path)))
     assert back.summary.startswith("It did not help")
+
+
+def test_a_stages_peak_is_the_moments_and_no_other_stages() -> None:
+    """The finding names 79.6 GiB in update_actor: so must the table, and no stage that does not reach it."""
+    run = run_of(VISIBLE / "actor-peak-grows.jsonl.gz")
+    peaks = {row.stage: row.memory_peak_ratio or 0.0 for row in run.stages}
+    assert peaks["update_actor"] > 0.99
+    assert peaks["ref"] < 0.6
+    assert peaks["update_weights"] < 0.7
 
 
 def test_a_run_beside_itself_is_the_same(tmp_path: Path) -> None:

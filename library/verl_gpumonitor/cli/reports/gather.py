@@ -124,7 +124,8 @@ class _Stage:
         self.roles: dict[str, float] = {}
         self.peak_ratio: float | None = None
 
-    def add(self, role: str, line: GpuLine, seconds: float, total: float | None) -> None:
+    def add(self, role: str, line: GpuLine, seconds: float, *, peak: float | None) -> None:
+        """Take one sample; `peak`: highest memory that is this stage's for sure, as a share of the GPU's."""
         self.roles[role] = self.roles.get(role, 0.0) + seconds
         self.whole.seconds += seconds
         if line.utilization is not None:
@@ -133,9 +134,8 @@ class _Stage:
         if line.power_watts is not None:
             self.whole.powered_seconds += seconds
             self.whole.energy_joules += seconds * line.power_watts
-        used = line.memory_used_bytes
-        if used is not None and total:
-            self.peak_ratio = max(self.peak_ratio or 0.0, min(1.0, used / total))
+        if peak is not None:
+            self.peak_ratio = max(self.peak_ratio or 0.0, min(1.0, peak))
 
 
 class Gatherer:
@@ -146,6 +146,8 @@ class Gatherer:
         self._axis = Axis()
         self._tracks: dict[str, Track] = {}
         self._last: dict[str, float] = {}
+        self._before: dict[str, str] = {}
+        """GPU -> its stage at the sample before."""
         self._stages: dict[str, _Stage] = {}
 
     def take(self, record: Record) -> None:
@@ -175,7 +177,11 @@ class Gatherer:
         )
         # A sample speaks for the time before it.
         self._tracks[line.uuid].add(max(0.0, line.t - seconds / 2), seen)
-        self._stages.setdefault(gpu.stage, _Stage()).add(gpu.role, line, seconds, gpu.total_bytes)
+        peak = _peak(line, goes_on=self._before.get(line.uuid) == gpu.stage)
+        self._before[line.uuid] = gpu.stage
+        self._stages.setdefault(gpu.stage, _Stage()).add(
+            gpu.role, line, seconds, peak=peak / gpu.total_bytes if peak is not None and gpu.total_bytes else None
+        )
 
     def run(self, complaints: Iterable[str] = ()) -> Run:
         """Return what was gathered, after the last line."""
@@ -235,6 +241,12 @@ class Gatherer:
             if stage.whole.seconds > 0
         ]
         return tuple(sorted(rows, key=lambda row: -row.gpu_seconds))
+
+
+def _peak(line: GpuLine, *, goes_on: bool) -> float | None:
+    """Return the highest memory of a sample's stage: a peak since the sample before may be of the stage before."""
+    known = [line.memory_used_bytes, line.memory_peak_bytes if goes_on else None]
+    return max((size for size in known if size is not None), default=None)
 
 
 def gather(header: Header, records: Iterable[Record], complaints: Iterable[str] = ()) -> Run:
