@@ -40,7 +40,7 @@ demo-down: $(READY) ## Remove what the demo made; the build cache stays (`make p
 
 .PHONY: test
 test: export HYPOTHESIS_PROFILE := thorough
-test: check cluster-test ## Every test: static checks, unit, contract, and behaviour on the real cluster
+test: lint unit cluster-test ## Every test: static checks, unit, contract, and behaviour on the real cluster
 
 .PHONY: check
 check: $(READY) ## ruff, mypy, import-linter, unit and contract tests: under two minutes
