@@ -6,8 +6,10 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+import yaml
 
 from tests.cluster import jobs, monitors, rayclusters
+from tests.cluster.conftest import REPOSITORY
 from tests.cluster.kubectl import Kubectl, eventually
 
 pytestmark = pytest.mark.usefixtures("release")
@@ -101,30 +103,52 @@ def with_library(job: jobs.Object, image: str) -> jobs.Object:
     return job
 
 
-def test_marks_of_the_program_are_exact(kubectl: Kubectl, namespace: str, values: dict[str, dict[str, str]]) -> None:
+@pytest.fixture(scope="module")
+def beside(kubectl: Kubectl, release: str, values: dict[str, dict[str, str]]) -> Iterator[str]:
+    """Two PyTorchJobs at the same time on half of the node each, one with marks and one without. Their namespace."""
+    namespace = "test-pytorchjobs"
+    kubectl.delete("namespace", namespace)
+    kubectl.run("create", "namespace", namespace)
     image = f"{values['image']['registry']}/sidecar:{values['image']['tag']}"
-    job = with_library(jobs.pytorchjob("marked", command=["python3", "-c", MARKED], gpus=8), image)
-    kubectl.apply(job, namespace)
-    await_source(kubectl, "marked", namespace, "marks", within=120)
-    monitors.await_steps(kubectl, "marked", namespace, 5)
-    monitors.await_phase(kubectl, "marked", namespace, "Succeeded")
-    table = monitors.stage_table(monitors.status(kubectl, "marked", namespace))
-    assert abs(table["gen"]["secondsPerStep"] - 4.0) <= 1.0
-    assert abs(table["update_actor"]["secondsPerStep"] - 3.0) <= 1.0
-    assert table["gen"]["role"] == "rollout"
+    job = jobs.pytorchjob("marked", command=["python3", "-c", MARKED], gpus=4, shared_processes=True)
+    kubectl.apply([with_library(job, image), *sft_alone(kubectl)], namespace)
+    yield namespace
+    kubectl.delete("namespace", namespace, wait=False)
 
 
-def test_sft_is_a_trainer_and_no_stage_is_invented(kubectl: Kubectl, namespace: str) -> None:
-    kubectl.run("apply", "-n", namespace, "-k", "examples/pytorchjob-sft")
+def sft_alone(kubectl: Kubectl) -> list[jobs.Object]:
+    """The example of fine-tuning, without its second pod."""
+    rendered = kubectl.run("kustomize", str(REPOSITORY / "examples" / "pytorchjob-sft"))
+    objects = list(yaml.safe_load_all(rendered))
+    for each in objects:
+        if each["kind"] == "PyTorchJob":
+            del each["spec"]["pytorchReplicaSpecs"]["Worker"]
+    return objects
+
+
+def test_sft_is_a_trainer_and_no_stage_is_invented(kubectl: Kubectl, beside: str) -> None:
+    """Whatever the job beside it on the same node marks."""
 
     def told() -> jobs.Object | None:
-        now = monitors.status(kubectl, "verl-sft", namespace)
-        return now if now.get("role") == "trainer" else None
+        now, marked = (monitors.status(kubectl, name, beside) for name in ("verl-sft", "marked"))
+        return now if now.get("role") == "trainer" and marked.get("stage") in ("gen", "update_actor") else None
 
-    now = eventually(told, within=120, what="role trainer")
+    now = eventually(told, within=120, what="role trainer beside a stage")
     assert now["stage"] == "other"
     assert {row["stage"] for row in now.get("stages", [])} <= {"other", "unknown"}
     assert now.get("step") is None
+
+
+def test_marks_of_the_program_are_exact(kubectl: Kubectl, beside: str) -> None:
+    await_source(kubectl, "marked", beside, "marks", within=120)
+    monitors.await_steps(kubectl, "marked", beside, 5)
+    now = monitors.await_phase(kubectl, "marked", beside, "Succeeded")
+    table = monitors.stage_table(now)
+    assert abs(table["gen"]["secondsPerStep"] - 4.0) <= 1.0
+    assert abs(table["update_actor"]["secondsPerStep"] - 3.0) <= 1.0
+    assert table["gen"]["role"] == "rollout"
+    sft = monitors.status(kubectl, "verl-sft", beside)
+    assert {row["stage"] for row in sft["stages"]} <= {"other", "unknown"}
 
 
 @pytest.fixture(scope="module")
