@@ -272,6 +272,7 @@ def add_counters(nvml: GpuCounters | None, ray: GpuAccumulator | None, *, source
         observed_seconds=first.observed_seconds + second.observed_seconds,
         busy_seconds=first.busy_seconds + second.busy_seconds,
         energy_joules=_sum(first.energy_joules, second.energy_joules),
+        throttled_seconds=_sum(first.throttled_seconds, second.throttled_seconds),
         memory_peak_bytes=_highest(first.memory_peak_bytes, second.memory_peak_bytes),
         memory_recent_peak_bytes=present.memory_recent_peak_bytes,
         memory_readings=present.memory_readings,

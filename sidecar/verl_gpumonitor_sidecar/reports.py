@@ -39,6 +39,7 @@ from .state import OwnGpu, PodState, gauges, is_present, recent_peak
 NODES_AGAIN_SECONDS: Final = 60.0
 """A controller that was restarted has forgotten the nodes; it hears them again after so long."""
 _MAX_STEPS: Final = 16
+_MAX_REASONS: Final = 16
 _MAX_OTHERS: Final = 8
 _MAX_RAY_JOBS: Final = 16
 _MAX_RAY_NODES: Final = 4096
@@ -185,6 +186,7 @@ def _step(step: Step, places: Mapping[str, int]) -> StepReport:
                         _within(totals.energy_joules, 0.0, 1e15),
                         _whole(totals.memory_peak_bytes, MAX_BYTES),
                         _whole(totals.memory_floor_bytes, MAX_BYTES),
+                        totals.throttled_seconds,
                     )
                     for uuid, totals in stage.gpus.items()
                     if uuid in places
@@ -224,6 +226,7 @@ def _gpu(gpu: OwnGpu, state: PodState, now: float) -> GpuReport:
         power_watts=_within(sample.power_watts, 0.0, 5000.0),
         power_limit_watts=_within(sample.power_limit_watts, 0.0, 5000.0),
         temperature_celsius=_within(sample.temperature_celsius, -50.0, 250.0),
+        throttled=None if sample.throttled is None else list(sample.throttled[:_MAX_REASONS]),
         observed_seconds=counters.observed_seconds,
         busy_seconds=counters.busy_seconds,
         energy_joules=_within(counters.energy_joules, 0.0, 1e15),

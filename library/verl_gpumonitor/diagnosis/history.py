@@ -29,16 +29,10 @@ from verl_gpumonitor.model.trace import (
     TracePod,
     XidLine,
 )
-from verl_gpumonitor.model.vocabulary import UNKNOWN
+from verl_gpumonitor.model.vocabulary import HEAT_AND_BRAKES, UNKNOWN
 from verl_gpumonitor.stages.tables import Kind
 
 from .work import GEN, OTHER, PodWork
-
-HEAT_AND_BRAKES: Final = frozenset(
-    ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"),
-)
-"""Reasons that hold clocks down by heat or a power brake. A power cap under full load is normal; an idle GPU and
-settings are no throttling."""
 
 ENDED: Final = frozenset(("Succeeded", "Failed", "Stopped"))
 GAP_SECONDS: Final = 15.0

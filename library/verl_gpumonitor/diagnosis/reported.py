@@ -129,6 +129,7 @@ class ReportedHistory(History):
                 gpu_here = pod.gpus.get(uuid)
                 if gpu_here is not None:
                     piece.step = self.step
+                    gpu_here.throttled_seconds += piece.throttled_seconds
                     gpu_here.now[piece.stage] = _plus(gpu_here.now.get(piece.stage), piece)
 
     # What lines alone would say otherwise
@@ -157,6 +158,7 @@ def piece_of(
     energy_joules: float | None,
     peak_bytes: int | None,
     floor_bytes: int | None,
+    throttled_seconds: float | None = None,
 ) -> Piece:
     """Make the piece of a stage that somebody else added up from samples of each second.
 
@@ -178,14 +180,22 @@ def piece_of(
         level_bytes=peak_bytes,
         level_samples=samples,
         used_samples=samples,
+        throttled_seconds=min(throttled_seconds or 0.0, observed_seconds),
+        throttle_known_seconds=observed_seconds if throttled_seconds is not None else 0.0,
     )
+
+
+_ADDED: Final = (
+    *("seconds", "known_seconds", "busy_seconds", "powered_seconds", "energy_joules"),
+    *("throttled_seconds", "throttle_known_seconds"),
+)
 
 
 def _plus(one: Piece | None, other: Piece) -> Piece:
     """Add what the same stage did in two roles."""
     if one is None:
         return other
-    for name in ("seconds", "known_seconds", "busy_seconds", "powered_seconds", "energy_joules"):
+    for name in _ADDED:
         setattr(other, name, getattr(one, name) + getattr(other, name))
     other.add_memory(None, one.peak_bytes)
     known = [size for size in (one.floor_bytes, other.floor_bytes) if size is not None]

@@ -82,6 +82,8 @@ class StepGpu(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     energy_joules: Joules | None = None
     memory_peak_bytes: Bytes | None = None
     memory_floor_bytes: Bytes | None = None
+    throttled_seconds: Seconds | None = None
+    """Of the observed time, in which heat or a power brake held the clocks down; None: not known."""
 
 
 class StepStage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -150,6 +152,8 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     power_watts: Watts | None = None
     power_limit_watts: Watts | None = None
     temperature_celsius: Celsius | None = None
+    throttled: Annotated[list[Word], Meta(max_length=16)] | None = None
+    """NVML's clocks-event reasons at the moment, in snake case; None: not offered."""
     observed_seconds: Seconds = 0.0
     """Time covered by utilisation samples."""
     busy_seconds: Seconds = 0.0

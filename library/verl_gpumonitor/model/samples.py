@@ -74,6 +74,8 @@ class GpuCounters(msgspec.Struct, frozen=True, kw_only=True):
     """Time covered by utilisation samples."""
     busy_seconds: float = 0.0
     """Integral of utilisation over the observed time."""
+    throttled_seconds: float | None = None
+    """Observed time in which heat or a power brake held the clocks down; None where nobody says why they are."""
     energy_joules: float | None = None
     """From the GPU's counter, else integrated from power; None where it offers neither."""
     memory_peak_bytes: int | None = None

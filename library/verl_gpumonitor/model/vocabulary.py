@@ -5,6 +5,8 @@
 Stages and roles are plain strings, because a later verl may bring new ones; the sets here are those we know.
 """
 
+from typing import Final
+
 from .enums import StrEnum
 
 TRACE_FORMAT = "gpumonitor-trace/1"
@@ -33,6 +35,12 @@ ROLES = ("actor", "critic", "ref", "rollout", "reward", "teacher", "trainer", "d
 
 UNKNOWN = "unknown"
 """The legal stage and role of a moment that nobody can name."""
+
+HEAT_AND_BRAKES: Final = frozenset(
+    ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"),
+)
+"""Reasons that hold clocks down by heat or a power brake. A power cap under full load is normal; an idle GPU and
+settings are no throttling."""
 
 
 class Source(StrEnum):

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from verl_gpumonitor.model.samples import GpuCounters, GpuSample
+from verl_gpumonitor.model.vocabulary import HEAT_AND_BRAKES
 
 RECENT_SECONDS: Final = 60.0
 _BUCKET_SECONDS: Final = 5.0
@@ -78,6 +79,7 @@ def _add_all(state: GpuAccumulator, sample: GpuSample, covered: float) -> GpuAcc
         counters=GpuCounters(
             observed_seconds=counters.observed_seconds + (covered if loaded else 0.0),
             busy_seconds=counters.busy_seconds + (covered * (utilization or 0.0) if loaded else 0.0),
+            throttled_seconds=_throttled(counters.throttled_seconds, sample, covered if loaded else 0.0),
             energy_joules=_energy(state, sample, covered),
             memory_peak_bytes=counters.memory_peak_bytes,
             memory_recent_peak_bytes=counters.memory_recent_peak_bytes,
@@ -91,6 +93,14 @@ def _add_all(state: GpuAccumulator, sample: GpuSample, covered: float) -> GpuAcc
         energy_read_at=sample.taken_at if reading_known else state.energy_read_at,
         peaks=state.peaks,
     )
+
+
+def _throttled(total: float | None, sample: GpuSample, observed: float) -> float | None:
+    """Add the time that a sample stands for, if the clocks are held down in it."""
+    if sample.throttled is None:
+        return total
+    held = sample.throttled and not HEAT_AND_BRAKES.isdisjoint(sample.throttled)
+    return (total or 0.0) + (observed if held else 0.0)
 
 
 def _energy(state: GpuAccumulator, sample: GpuSample, covered: float) -> float | None:

@@ -45,25 +45,36 @@ OVERFLOW: Final[Key] = ("", OTHER, UNKNOWN)
 class Totals:
     """What added up in one stage."""
 
-    __slots__ = ("busy_seconds", "energy_joules", "memory_floor_bytes", "memory_peak_bytes", "observed_seconds")
+    __slots__ = (
+        *("busy_seconds", "energy_joules", "memory_floor_bytes", "memory_peak_bytes", "observed_seconds"),
+        "throttled_seconds",
+    )
 
     def __init__(self) -> None:
         self.observed_seconds = 0.0
         self.busy_seconds = 0.0
         self.energy_joules: float | None = None
+        self.throttled_seconds: float | None = None
         self.memory_peak_bytes: int | None = None
         self.memory_floor_bytes: int | None = None
 
-    def add(self, *, observed: float, busy: float, energy: float | None) -> None:
-        """Add a share of a piece; None: energy is not known."""
+    def add(self, *, observed: float, busy: float, energy: float | None, throttled: float | None = None) -> None:
+        """Add a share of a piece; None: it is not known."""
         self.observed_seconds += observed
         self.busy_seconds += busy
         if energy is not None:
             self.energy_joules = (self.energy_joules or 0.0) + energy
+        if throttled is not None:
+            self.throttled_seconds = (self.throttled_seconds or 0.0) + throttled
 
     def take(self, share: "Share") -> None:
         """Add what a GPU did in a part of the time."""
-        self.add(observed=share.observed_seconds, busy=share.busy_seconds, energy=share.energy_joules)
+        self.add(
+            observed=share.observed_seconds,
+            busy=share.busy_seconds,
+            energy=share.energy_joules,
+            throttled=share.throttled_seconds,
+        )
         for used in share.memory:
             self.see(used)
 
@@ -74,7 +85,12 @@ class Totals:
 
     def join(self, other: "Totals") -> None:
         """Add another's."""
-        self.add(observed=other.observed_seconds, busy=other.busy_seconds, energy=other.energy_joules)
+        self.add(
+            observed=other.observed_seconds,
+            busy=other.busy_seconds,
+            energy=other.energy_joules,
+            throttled=other.throttled_seconds,
+        )
         for used in (other.memory_peak_bytes, other.memory_floor_bytes):
             if used is not None:
                 self.see(used)
@@ -88,6 +104,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     observed_seconds: float
     busy_seconds: float
     energy_joules: float | None
+    throttled_seconds: float | None = None
     memory: tuple[int, ...] = ()
 
 
@@ -244,16 +261,24 @@ class StageTimeline:
 class _Piece:
     """A time of a GPU that waits for its stage."""
 
-    __slots__ = ("begin", "busy", "end", "energy", "memory", "observed")
+    __slots__ = ("begin", "busy", "end", "energy", "memory", "observed", "throttled")
 
     def __init__(
-        self, begin: float, end: float, *, observed: float = 0.0, busy: float = 0.0, energy: float | None = None
+        self,
+        begin: float,
+        end: float,
+        *,
+        observed: float = 0.0,
+        busy: float = 0.0,
+        energy: float | None = None,
+        throttled: float | None = None,
     ) -> None:
         self.begin = begin
         self.end = end
         self.observed = observed
         self.busy = busy
         self.energy = energy
+        self.throttled = throttled
         self.memory: list[tuple[float, int]] = []
 
     def take_in(self, other: "_Piece") -> None:
@@ -264,6 +289,8 @@ class _Piece:
         self.busy += other.busy
         if other.energy is not None:
             self.energy = (self.energy or 0.0) + other.energy
+        if other.throttled is not None:
+            self.throttled = (self.throttled or 0.0) + other.throttled
         self.memory = few([*self.memory, *other.memory])
 
 
@@ -308,7 +335,7 @@ class _Track:
 class _Gpu:
     """One GPU: what its counters were when last seen, what waits, what is counted."""
 
-    __slots__ = ("busy", "energy", "memory_at", "observed", "own", "seen_at", "totals", "track")
+    __slots__ = ("busy", "energy", "memory_at", "observed", "own", "seen_at", "throttled", "totals", "track")
 
     def __init__(self) -> None:
         self.own = POD
@@ -316,6 +343,7 @@ class _Gpu:
         self.observed = 0.0
         self.busy = 0.0
         self.energy: float | None = None
+        self.throttled = 0.0
         self.memory_at = float("-inf")
         self.track = _Track()
         self.totals: dict[Key, Totals] = {}
@@ -329,6 +357,9 @@ class _Gpu:
             return
         load = _Piece(at - observed, at, observed=observed, busy=max(0.0, counters.busy_seconds - self.busy))
         load.memory = readings
+        if counters.throttled_seconds is not None:
+            load.throttled = max(0.0, counters.throttled_seconds - self.throttled)
+            self.throttled = counters.throttled_seconds
         since = self.seen_at if self.seen_at is not None and self.seen_at < at else load.begin
         if energy is not None and load.begin - since > _SNAP_SECONDS:  # After a gap: the energy of all of it.
             self.track.append(_Piece(since, at, energy=energy))
@@ -422,7 +453,10 @@ def _sections(lines: Mapping[str, _Line], piece: _Piece) -> list[_Piece]:
 
 def _section(piece: _Piece, begin: float, end: float, share: float) -> _Piece:
     energy = None if piece.energy is None else piece.energy * share
-    return _Piece(begin, end, observed=piece.observed * share, busy=piece.busy * share, energy=energy)
+    throttled = None if piece.throttled is None else piece.throttled * share
+    return _Piece(
+        begin, end, observed=piece.observed * share, busy=piece.busy * share, energy=energy, throttled=throttled
+    )
 
 
 def _works(part: Part) -> bool:
@@ -435,6 +469,7 @@ def _part_of(share: Share, among: int) -> Share:
         observed_seconds=share.observed_seconds / among,
         busy_seconds=share.busy_seconds / among,
         energy_joules=None if share.energy_joules is None else share.energy_joules / among,
+        throttled_seconds=None if share.throttled_seconds is None else share.throttled_seconds / among,
     )
 
 
@@ -446,6 +481,7 @@ def _share(piece: _Piece, uuid: str, part: Part, share: float, memory: list[int]
         observed_seconds=piece.observed * share,
         busy_seconds=piece.busy * share,
         energy_joules=None if piece.energy is None else piece.energy * share,
+        throttled_seconds=None if piece.throttled is None else piece.throttled * share,
         memory=tuple(memory),
     )
 

@@ -55,7 +55,7 @@ FAULTS: Final = frozenset(("GPUFault", "ApplicationFault"))
 UNKNOWN_WHY: Final[Mapping[str, tuple[str, str]]] = {
     "early": ("TooEarly", "No whole step, or two minutes where no steps are told, has been seen yet."),
     "none": ("NotFollowed", "There is no room to follow the steps of this job; its GPUs are judged as they are now."),
-    "throttled": ("NotMeasured", "The reports do not say why clocks are held down."),
+    "throttled": ("NotMeasured", "The driver does not say why clocks are held down."),
     "host": ("NoHostMemory", "Nobody tells the host memory of the job's pods."),
     "foreign": ("NoProcessLists", "The reports do not list processes; only memory from before the job can be seen."),
 }
@@ -352,7 +352,9 @@ def _unknown(patient: Patient) -> Mapping[str, tuple[str, str]]:
     if patient.follows is Follows.NONE:
         kinds = ("Hung", "Underutilized", "Throttled", "HostMemoryRisk", "ForeignGPUMemory")
         return dict.fromkeys(kinds, UNKNOWN_WHY["none"])
-    said = {"Throttled": UNKNOWN_WHY["throttled"], "ForeignGPUMemory": UNKNOWN_WHY["foreign"]}
+    said = {"ForeignGPUMemory": UNKNOWN_WHY["foreign"]}
+    if not any(gpu.last is not None and gpu.last.throttled is not None for gpu in history.gpus.values()):
+        said["Throttled"] = UNKNOWN_WHY["throttled"]
     if not any(pod.last_host is not None for pod in history.pods.values()):
         said["HostMemoryRisk"] = UNKNOWN_WHY["host"]
     if history.step == 0:

@@ -325,6 +325,7 @@ def _line(before: Counted, gpu: GpuReport, name: str, t: float) -> GpuLine:
         memory_peak_bytes=gpu.memory_recent_peak_bytes,
         power_watts=power,
         temperature_celsius=gpu.temperature_celsius,
+        throttled=gpu.throttled,
     )
 
 
@@ -344,5 +345,6 @@ def _pieces(step: StepReport, report: Report, chart: PodChart) -> Iterable[tuple
                         energy_joules=figures.energy_joules,
                         peak_bytes=figures.memory_peak_bytes,
                         floor_bytes=figures.memory_floor_bytes,
+                        throttled_seconds=figures.throttled_seconds,
                     ),
                 )

@@ -160,6 +160,17 @@ def test_the_controller_may_name_the_pods_gpus(
     assert sidecar.value("gpumonitor_telemetry_available", reason="") == 1
 
 
+def test_a_report_says_why_clocks_are_held_down(
+    gpus: simgpu.StateFile, start: Start, controller: Controller, reporting: Reporting
+) -> None:
+    simgpu.set_values(0, file=gpus, clocks_event_reasons=0x44)
+    start(**reporting)
+    controller.wait_for(lambda reports: bool(reports and reports[-1].gpus and reports[-1].gpus[0].throttled))
+    held, free = controller.reports[-1].gpus[:2]
+    assert held.throttled == ["sw_power_cap", "hw_thermal_slowdown"]
+    assert free.throttled == []
+
+
 def test_risk_is_reported_at_once(
     gpus: simgpu.StateFile, start: Start, controller: Controller, reporting: Reporting
 ) -> None:

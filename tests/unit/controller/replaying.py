@@ -120,6 +120,7 @@ class Sidecars:
                                     piece.energy_joules if piece.powered_seconds else None,
                                     None if piece.peak_bytes is None else int(piece.peak_bytes),
                                     None if piece.floor_bytes is None else int(piece.floor_bytes),
+                                    piece.throttled_seconds if piece.throttle_known_seconds else None,
                                 )
                             )
             told = [
@@ -180,6 +181,7 @@ class Sidecars:
             power_watts=None if line is None else line.power_watts,
             power_limit_watts=limit,
             temperature_celsius=None if line is None else line.temperature_celsius,
+            throttled=None if line is None else line.throttled,
             observed_seconds=gpu.observed,
             busy_seconds=gpu.busy,
             energy_joules=gpu.energy or None,

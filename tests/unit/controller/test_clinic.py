@@ -117,9 +117,9 @@ BY_REPORTS: tuple[tuple[str, set[str]], ...] = (
     ("xid79-fell-off", set()),
     ("xid31-program", set()),
     ("sleep-keeps-26g", {"RolloutMemoryNotReleased"}),
-    # What reports do not tell: processes on GPUs, why clocks are held down.
+    ("hot-gpu-throttles", {"Throttled"}),
+    # What reports do not tell: processes on GPUs.
     ("contexts-on-gpu0", set()),
-    ("hot-gpu-throttles", set()),
 )
 """Recorded runs, and what is found of them by reports; `gpumon diagnose` says the same but for what is noted here."""
 

@@ -150,7 +150,7 @@ def test_many_nodes_do_not_make_a_report_too_large() -> None:
 
 def totals(seconds: float) -> Totals:
     found = Totals()
-    found.add(observed=seconds, busy=seconds / 2, energy=seconds * 100)
+    found.add(observed=seconds, busy=seconds / 2, energy=seconds * 100, throttled=seconds / 4)
     found.see(70)
     found.see(50)
     return found
@@ -196,7 +196,7 @@ def test_a_report_tells_the_stages() -> None:
     assert [gpu.stages for gpu in report.gpus] == [list(counts), []]
     (told,) = report.steps
     assert (told.number, told.begin, told.end, told.job) == (2, 1e9, 1e9 + 40, "job")
-    assert told.stages[0].gpus == [StepGpu(1, 40.0, 20.0, 4000.0, 70, 50), StepGpu(0, 40.0, 20.0, 4000.0, 70, 50)]
+    assert told.stages[0].gpus == [StepGpu(place, 40.0, 20.0, 4000.0, 70, 50, 10.0) for place in (1, 0)]
 
 
 def test_what_was_found_long_ago_is_not_told_as_the_present() -> None:

@@ -52,6 +52,27 @@ def test_load(samples: Sequence[GpuSample], observed: float, busy: float) -> Non
     assert (counters.observed_seconds, counters.busy_seconds) == (observed, busy)
 
 
+HOT = ("sw_power_cap", "hw_thermal_slowdown")
+
+
+@pytest.mark.parametrize(
+    ("reasons", "seconds"),
+    [
+        pytest.param([None, None, None], None, id="nobody says why clocks are as they are"),
+        pytest.param([(), (), ()], 0.0, id="no reason is none"),
+        pytest.param([(), HOT, ()], 1.0, id="the time before a hot sample"),
+        pytest.param([HOT, HOT, HOT], 2.0, id="the first covers no time"),
+        pytest.param([(), ("sw_power_cap",), ("gpu_idle",)], 0.0, id="a limit under full load and idleness are none"),
+        pytest.param([(), HOT, None], 1.0, id="what is not said adds nothing"),
+    ],
+)
+def test_time_held_down(reasons: Sequence[tuple[str, ...] | None], seconds: float | None) -> None:
+    samples = [
+        GpuSample(uuid="GPU-0", taken_at=float(t), utilization=1.0, throttled=each) for t, each in enumerate(reasons)
+    ]
+    assert added(samples).counters.throttled_seconds == seconds
+
+
 @pytest.mark.parametrize(
     ("samples", "joules"),
     [

@@ -37,7 +37,16 @@ class Pod:
         for uuid, counters in self.counters.items():
             self.timeline.observe(uuid, counters, at=BEGIN)
 
-    def go_on(self, seconds: float, utilization: float = 1.0, *, used: int = 0, own: Own = Own()) -> None:  # noqa: B008
+    def go_on(
+        self,
+        seconds: float,
+        utilization: float = 1.0,
+        *,
+        used: int = 0,
+        own: Own = Own(),  # noqa: B008
+        held: float | None = None,
+    ) -> None:
+        """Let time pass; `held`: share of it in which the clocks were held down."""
         self.now += seconds
         self.timeline.elapse(BEGIN + self.now, seconds)
         for uuid, before in self.counters.items():
@@ -45,6 +54,7 @@ class Pod:
                 observed_seconds=before.observed_seconds + seconds,
                 busy_seconds=before.busy_seconds + seconds * utilization,
                 energy_joules=(before.energy_joules or 0.0) + 100 * seconds,
+                throttled_seconds=None if held is None else (before.throttled_seconds or 0.0) + held * seconds,
             )
             at = BEGIN + self.now
             self.timeline.observe(uuid, after, at=at, memory=[(at - 0.2, used), (at, used)], own=own)
@@ -66,6 +76,19 @@ def test_a_sample_is_split_by_the_stages_in_it() -> None:
     assert [count.busy_seconds for count in counts] == pytest.approx([0.2, 0.3])
     assert [count.energy_joules for count in counts] == pytest.approx([40.0, 60.0])
     assert pod.timeline.pod_seconds() == pytest.approx({("", "gen", "actor"): 0.4, ("", "ref", "actor"): 0.6})
+
+
+def test_time_held_down_is_split_as_load_is() -> None:
+    pod = Pod()
+    pod.go_on(1.0)
+    pod.go_on(2.0, held=0.5)
+    pod.go_on(1.0, held=0.0)
+    settled = pod.settle(state(0, 4, run("gen", 0, 2), run("ref", 2)))
+    held: dict[str, float] = {}
+    for share in settled.shares:
+        if share.throttled_seconds is not None:
+            held[share.part.stage] = held.get(share.part.stage, 0.0) + share.throttled_seconds
+    assert held == pytest.approx({"gen": 0.5, "ref": 0.5})
 
 
 def test_samples_wait_for_a_late_word_and_are_counted_once() -> None:
