@@ -20,6 +20,7 @@ TYPED := library sidecar operator/verl_gpumonitor_operator devcluster tests exam
 # IMAGE names a repository prefix that holds our images. A KUBECONFIG that happens to be set is never enough.
 CLUSTER ?= devcluster
 IMAGE ?=
+TESTS ?=
 export CLUSTER IMAGE
 
 # Tests start some hundred interpreters: compiling everything anew in each of them would cost a third of the time.
@@ -43,8 +44,8 @@ test: export HYPOTHESIS_PROFILE := thorough
 test: lint unit cluster-test ## Every test: static checks, unit, contract, and behaviour on the real cluster
 
 .PHONY: check
-check: $(READY) ## ruff, mypy, import-linter, unit and contract tests: under two minutes
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit
+check: $(READY) ## ruff, mypy, import-linter, unit and contract tests, but for the slow ones: under two minutes
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit TESTS='-m "not slow"'
 
 .PHONY: bench
 bench: $(READY) $(FAKENVML) ## Print the figures: sidecar, webhook, ingest, controller
@@ -67,8 +68,8 @@ format: $(READY) ## Format and fix what can be fixed
 	@$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .
 
 .PHONY: unit
-unit: $(READY) $(FAKENVML) $(PROMETHEUS) $(BROWSER) ## Unit and contract tests
-	@PATH="$(CURDIR)/$(TOOLS):$$PATH" $(PYTHON) -m pytest -n 4 --dist worksteal tests/unit tests/contract
+unit: $(READY) $(FAKENVML) $(PROMETHEUS) $(BROWSER) ## Unit and contract tests; TESTS holds options of pytest
+	@PATH="$(CURDIR)/$(TOOLS):$$PATH" $(PYTHON) -m pytest -n 4 --dist worksteal $(TESTS) tests/unit tests/contract
 
 .PHONY: cluster-test
 cluster-test: cluster-up ## Behaviour on the real cluster

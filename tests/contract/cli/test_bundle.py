@@ -25,6 +25,8 @@ from verl_gpumonitor.cli.traces import open_trace
 from verl_gpumonitor.model import wiring
 from verl_gpumonitor.model.trace import GpuLine, Header, JobLine, MarkLine, PodLine, Record, StepLine
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[3] / "docs" / "gpumonitor.md"
 SECTION = PAGE.read_text().partition("\n## A bundle for the desk\n")[2].partition("\n## ")[0]
 MONITOR = "/apis/gpumonitor.dev/v1alpha1/namespaces/team-a/gpumonitors/grpo-8b"

@@ -23,6 +23,8 @@ import yaml
 
 from verl_gpumonitor.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parents[3]
 PAGE = (REPOSITORY / "docs" / "host.md").read_text()
 RUNS_SECONDS = 4.0

@@ -14,6 +14,8 @@ from playwright.sync_api import Browser, sync_playwright
 from tests.unit.cli import gpumonitors, logs
 from tests.unit.cli.test_reports import gpumon
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:

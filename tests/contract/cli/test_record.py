@@ -40,6 +40,8 @@ from verl_gpumonitor.model.trace import (
 from verl_gpumonitor.reading.machine import MachineReader
 from verl_gpumonitor.stages.sources.marks import MarkReceiver, MarkSender
 
+pytestmark = pytest.mark.slow
+
 GIB = 2**30
 UPDATE = "WorkerDict.actor_rollout_ref_update_actor"
 QUIET = ("--ray", "off", "--no-marks", "--no-proc")

@@ -75,6 +75,9 @@ QUERIES = list(queries())
 ALL = [*QUERIES, *annotations(), *rules()]
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     with scenery(tmp_path_factory.mktemp("scenery")) as asked:

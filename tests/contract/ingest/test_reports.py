@@ -273,6 +273,7 @@ async def _answers(reader: asyncio.StreamReader, number: int) -> Counter[int]:
     return codes
 
 
+@pytest.mark.slow
 async def test_ten_thousand_garbage_requests(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     """All refused and counted, nothing logged, no memory kept. By raw streams: the client is to be cheap."""
     bodies = [*([b"{", b"\xff" * 100, encode(report(POD, gpus=1))] * 13), b"x" * 200_000]

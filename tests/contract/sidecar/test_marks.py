@@ -43,6 +43,7 @@ def seconds(samples: Samples, stage: str) -> float:
 
 
 @pytest.mark.usefixtures("gpus")
+@pytest.mark.slow
 def test_verls_timers_become_seconds_by_stage(start: Start, tmp_path: Path) -> None:
     shape.write(tmp_path)
     marks = free_port(socket.SOCK_DGRAM)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
 import simgpu
 from click.testing import CliRunner
 
@@ -37,6 +38,7 @@ def diagnosed(path: Path) -> list[dict[str, Any]]:
     return findings
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_full_in_the_update_is_found_in_the_record(
     gpus: simgpu.StateFile, start: Start, tmp_path: Path
 ) -> None:

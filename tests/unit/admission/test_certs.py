@@ -56,6 +56,7 @@ def made(now: datetime = START) -> dict[str, bytes]:
     return data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("configuration", [True, False], ids=["with a webhook configuration", "without one"])
 @pytest.mark.parametrize("seed", range(2))
 def test_every_bundle_within_the_waiting_time_accepts_the_served_leaf(seed: int, configuration: bool) -> None:

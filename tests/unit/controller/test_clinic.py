@@ -124,6 +124,7 @@ BY_REPORTS: tuple[tuple[str, set[str]], ...] = (
 """Recorded runs, and what is found of them by reports; `gpumon diagnose` says the same but for what is noted here."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "reasons"), BY_REPORTS)
 def test_a_recorded_run_is_judged_by_its_reports(name: str, reasons: set[str]) -> None:
     assert set(replay(name).raised) == reasons

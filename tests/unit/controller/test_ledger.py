@@ -391,7 +391,7 @@ def all_of(ledger: WrittenLedger) -> Totals:
     return ledger.folded.plus(total_of(ledger.pods.values(), gone=False))
 
 
-@pytest.mark.parametrize("number", [200, 900, 3000])
+@pytest.mark.parametrize("number", [200, 900, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("staged", [False, True])
 def test_sums_of_what_has_ended_are_kept_however_many_pods_there_are(

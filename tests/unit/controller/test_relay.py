@@ -133,6 +133,7 @@ def test_an_hour_takes_no_more_memory_than_two_minutes() -> None:
     assert len(relay.nodes["10.0.0.1"]) <= KEPT_SECONDS / 10 + 1
 
 
+@pytest.mark.slow
 def test_a_flood_shortens_the_window_and_says_so() -> None:
     relay = ClusterRelay()
     for at in range(200):

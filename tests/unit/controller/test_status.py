@@ -369,6 +369,7 @@ PICTURES = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(one=PICTURES, other=PICTURES)
 def test_every_status_is_within_the_bounds_of_the_crd(one: Picture, other: Picture) -> None:
