@@ -10,6 +10,7 @@ import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeVar
@@ -28,6 +29,7 @@ _GUIDE: Final = (
 )
 _TITLE: Final = re.compile(r"\s*([\w.]+)\s*(?:\[(.*)\])?\s*")
 _NUMBER: Final = re.compile(r"\s*(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([%\w]*)\s*")
+_IN_MINUTE: Final = re.compile(r"[0-5]\d(?:\.\d+)?")
 _BYTES: Final = {"": MIB, "b": 1, "kib": 2**10, "mib": MIB, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _SIZE_IN_NAME: Final = re.compile(r"(\d{1,3}) ?GB\b", re.IGNORECASE)
 _NAMES: Final = {
@@ -50,20 +52,20 @@ LONG_WINDOW_SECONDS: Final = 12.0
 nothing is to be seen in a single second but a peak of memory, which is kept."""
 
 
-class Row(NamedTuple):
-    """One GPU at one moment. `unix`: None where the log has no times."""
+class LoggedGpu(NamedTuple):
+    """A GPU as each of its rows names it."""
 
-    unix: float | None
-    gpu: str
-    """UUID, or `GPU-<index>` where the log has none."""
-    gpu_index: int | None
+    uuid: str
+    """`GPU-<index>` where the log has none."""
+    number: int | None
+    """Its index."""
     model: str | None
-    utilization: float | None
-    memory_used_bytes: int | None
     memory_total_bytes: int | None
-    temperature_celsius: float | None
-    power_watts: float | None
-    throttled: list[str] | None
+
+
+Row = tuple[float | None, LoggedGpu, float | None, int | None, float | None, float | None, list[str] | None]
+"""One GPU at one moment: Unix seconds (None where the log has no times), who it is, utilisation (0..1), bytes in use,
+degrees Celsius, watts, reasons of throttling. A bare tuple: a day of eight GPUs has 700,000 of them."""
 
 
 class Problems:
@@ -112,14 +114,15 @@ def _first_round(rows: Iterator[Row]) -> list[Row]:
     met: set[str] = set()
     for row in rows:
         beginning.append(row)
-        if row.gpu in met:
+        uuid = row[1].uuid
+        if uuid in met:
             break
-        met.add(row.gpu)
+        met.add(uuid)
     return beginning
 
 
 def _header(beginning: Sequence[Row]) -> Header:
-    gpus = {row.gpu: row for row in reversed(beginning)}
+    gpus = {gpu.uuid: gpu for _, gpu, *_ in reversed(beginning)}
     return Header(
         format=TRACE_FORMAT,
         workload=Workload(kind="Host", name=POD),
@@ -131,14 +134,12 @@ def _header(beginning: Sequence[Row]) -> Header:
                 gpus_requested=len(gpus),
                 gpus=[
                     TraceGpu(
-                        uuid=row.gpu,
-                        index=row.gpu_index,
-                        model=row.model,
-                        memory_total_bytes=row.memory_total_bytes or _by_name(row.model),
+                        uuid=gpu.uuid,
+                        index=gpu.number,
+                        model=gpu.model,
+                        memory_total_bytes=gpu.memory_total_bytes or _by_name(gpu.model),
                     )
-                    for row in sorted(
-                        gpus.values(), key=lambda row: (row.gpu_index is None, row.gpu_index or 0, row.gpu)
-                    )
+                    for gpu in sorted(gpus.values(), key=lambda gpu: (gpu.number is None, gpu.number or 0, gpu.uuid))
                 ],
             )
         ],
@@ -166,7 +167,7 @@ class _Window:
         self.throttled: dict[str, None] | None = None
 
     def add(self, t: float, row: Row) -> None:
-        _, _, _, _, load, used, _, heat, watts, throttled = row
+        _, _, load, used, heat, watts, throttled = row
         self.t = t
         if load is not None:
             self.load.append(load)
@@ -203,12 +204,12 @@ def _gpu_lines(rows: Iterator[Row], interval_seconds: float) -> Iterator[GpuLine
     current = 0
     unix, t = None, 0.0
     for row in rows:
-        gpu = row.gpu
-        if row.unix is None:
+        at, gpu = row[0], row[1][0]
+        if at is None:
             seen[gpu] = seen.get(gpu, -1) + 1
             t = seen[gpu] * interval_seconds
-        elif row.unix != unix:
-            unix = row.unix
+        elif at != unix:
+            unix = at
             begin = unix if begin is None else begin
             t = max(0.0, unix - begin)
         number = int(t / WINDOW_SECONDS if t < LONG_SECONDS else LONG_SECONDS + t / LONG_WINDOW_SECONDS)
@@ -286,9 +287,10 @@ def _text(line: bytes) -> str:
     return line.decode("utf-8", errors="replace")
 
 
-_COLUMNS: Final = (
-    *("timestamp", "index", "uuid", "name", "utilization.gpu"),
-    *("memory.used", "memory.total", "temperature.gpu", "power.draw", "clocks_event_reasons.active"),
+_NAMING: Final = ("index", "uuid", "name", "memory.total")
+_VALUES: Final = (
+    *("timestamp", "utilization.gpu", "memory.used"),
+    *("temperature.gpu", "power.draw", "clocks_event_reasons.active"),
 )
 _REMEMBERED: Final = 4096
 _Key = TypeVar("_Key")
@@ -312,25 +314,20 @@ class _Memo(dict[_Key, _Value]):
 def _row_reader(places: dict[str, tuple[int, str]]) -> Callable[[list[str]], Row]:
     """Return a function that reads one row. It raises ValueError for one that cannot be read."""
     # A column that is not there is the cell behind the last one, which is put there empty.
-    pick = itemgetter(*(places[name][0] if name in places else -1 for name in _COLUMNS))
+    who, what = (itemgetter(*(places[n][0] if n in places else -1 for n in names)) for names in (_NAMING, _VALUES))
     used_unit, total_unit = (places.get(name, (0, ""))[1] for name in ("memory.used", "memory.total"))
-    times, gpus, names = _Memo(_time), _Memo(_gpu), _Memo(_known)
-    shares, numbers, reasons = _Memo(_share), _Memo(_number), _Memo(_reasons)
-    sizes: _Memo[str, int | None] = _Memo(lambda cell: _bytes(cell, used_unit))
-    totals: _Memo[str, int | None] = _Memo(lambda cell: _bytes(cell, total_unit))
+    gpus = _Memo(partial(_gpu, unit=total_unit))
+    times, shares, numbers, reasons = _Memo(_clock()), _Memo(_share), _Memo(_number), _Memo(_reasons)
+    sizes = _Memo(partial(_bytes, unit=used_unit))
 
     def read(cells: list[str]) -> Row:
         cells.append("")
-        time, index, uuid, model, percent, used, total, heat, power, reason = pick(cells)
-        gpu, number = gpus[index, uuid]
-        return Row(
+        time, percent, used, heat, power, reason = what(cells)
+        return (
             times[time],
-            gpu,
-            number,
-            names[model],
+            gpus[who(cells)],
             shares[percent],
             sizes[used],
-            totals[total],
             numbers[heat],
             numbers[power],
             reasons[reason],
@@ -344,13 +341,13 @@ def _known(cell: str) -> str | None:
     return None if text.lower() in UNKNOWN_CELLS else text
 
 
-def _gpu(cells: tuple[str, str]) -> tuple[str, int | None]:
-    """Return the identity of a GPU and its index, of the cells with index and UUID."""
-    index_text, uuid = map(_known, cells)
+def _gpu(cells: tuple[str, str, str, str], *, unit: str) -> LoggedGpu:
+    """Return the GPU of the cells that name it; `unit`: in the title of its memory's size."""
+    index_text, uuid, model = map(_known, cells[:3])
     if index_text is None and uuid is None:
         raise ValueError("names no GPU")
     index = None if index_text is None else int(index_text)
-    return uuid or f"GPU-{index}", index
+    return LoggedGpu(uuid or f"GPU-{index}", index, model, _bytes(cells[3], unit))
 
 
 def _share(cell: str) -> float | None:
@@ -402,10 +399,21 @@ def _bytes(cell: str, unit: str) -> int | None:
     return int(value * factor)
 
 
-def _time(cell: str) -> float | None:
-    """Return Unix seconds; None for an unknown one."""
-    text = _known(cell)
-    return None if text is None else unix_of(text)
+def _clock() -> Callable[[str], float | None]:
+    """Return a function that reads a cell with a time: Unix seconds, None for an unknown one. It may raise ValueError.
+
+    Reading a date takes long, and has to be done once a minute.
+    """
+    minutes: _Memo[str, float] = _Memo(lambda head: unix_of(f"{head}00"))
+
+    def read(cell: str) -> float | None:
+        text = _known(cell)
+        if text is None:
+            return None
+        in_minute = _IN_MINUTE.fullmatch(text, 17) if text[16:17] == ":" else None
+        return unix_of(text) if in_minute is None else minutes[text[:17]] + float(in_minute[0])
+
+    return read
 
 
 def unix_of(text: str) -> float:
@@ -456,14 +464,11 @@ def _json_rows(lines: Iterable[bytes], problems: Problems) -> Iterator[Row]:
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             problems.add(number, str(error))
             continue
-        yield Row(
+        yield (
             unix,
-            row.uuid or f"GPU-{row.index}",
-            row.index,
-            row.name,
+            LoggedGpu(row.uuid or f"GPU-{row.index}", row.index, row.name, row.memory_total_bytes),
             row.utilization,
             row.memory_used_bytes,
-            row.memory_total_bytes,
             row.temperature_celsius,
             row.power_watts,
             row.throttled,

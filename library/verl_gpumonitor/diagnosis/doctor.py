@@ -25,6 +25,10 @@ T = TypeVar("T")
 
 JUDGE_SECONDS: Final = 1.0
 """Rules look at most so often."""
+_LONG_SECONDS: Final = 7200.0
+_LOOKS: Final = 660
+"""Of a record that is longer than that they look as often as keeps its looks in bounds: after a day each two minutes,
+and at once where a step ends or memory runs full."""
 COOL_DOWN_SECONDS: Final = 900.0
 """A problem that comes back within this is the same finding."""
 MAX_FINDINGS: Final = 256
@@ -88,7 +92,7 @@ class Diagnosis:
         """Take one line, in order of time."""
         self.history.feed(record)
         urgent = isinstance(record, XidLine) or self._revision != self._judged_revision
-        if urgent or record.t - self._judged_t >= JUDGE_SECONDS:
+        if urgent or record.t - self._judged_t >= max(JUDGE_SECONDS, (record.t - _LONG_SECONDS) / _LOOKS):
             self.judge(record.t)
 
     @property
