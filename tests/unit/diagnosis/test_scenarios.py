@@ -17,6 +17,9 @@ from tests.scenarios.cases import CASES, Built, build
 from tests.scenarios.naive import naive
 from tests.scenarios.score import VISIBLE, judged, load, ours
 from tests.scenarios.simulate import Job
+from verl_gpumonitor.cli.diagnose import advised
+from verl_gpumonitor.cli.traces import TraceReader
+from verl_gpumonitor.diagnosis.doctor import Diagnosis
 from verl_gpumonitor.model.findings import TrackedFinding
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
@@ -39,6 +42,22 @@ def test_a_simulated_job_is_judged_as_expected(case: Callable[[], Built]) -> Non
     scenario = build(case)
     _, faults = judged(scenario.expectation, ours(scenario.lines))
     assert faults == []
+
+
+@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("part", [0.3, 0.7])
+def test_a_job_fed_in_two_calls_is_judged_as_in_one(name: str, part: float) -> None:
+    """Asking in between, for findings and for advice, changes nothing."""
+    scenario = load(name)
+    reader = TraceReader(scenario.lines)
+    records = list(reader.records())
+    cut = int(part * len(records))
+    diagnosis = Diagnosis(reader.header)
+    for some in (records[:cut], records[cut:]):
+        for record in some:
+            diagnosis.feed(record)
+        found = advised(diagnosis)
+    assert found == ours(scenario.lines)
 
 
 TRANSFORMS: dict[str, tuple[Callable[[Sequence[bytes]], list[bytes]], float]] = {
