@@ -9,10 +9,20 @@ them, nobody knows which, and is left out.
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
-from verl_gpumonitor.model.history import IDLE_UTILIZATION, Past, Piece
+from verl_gpumonitor.model.history import (
+    IDLE_UTILIZATION,
+    LEARNT_STEPS,
+    SPIN_OF_USUAL,
+    USUAL_UTILIZATION,
+    OwnPast,
+    Past,
+    Piece,
+    usual_power,
+)
 from verl_gpumonitor.model.trace import (
     GpuLine,
     Header,
@@ -32,6 +42,7 @@ from verl_gpumonitor.model.trace import (
 from verl_gpumonitor.model.vocabulary import HEAT_AND_BRAKES, UNKNOWN
 from verl_gpumonitor.stages.tables import Kind
 
+from .minutes import Minutes
 from .work import GEN, OTHER, PodWork
 
 ENDED: Final = frozenset(("Succeeded", "Failed", "Stopped"))
@@ -43,18 +54,20 @@ DEPTH: Final = 24
 """Steps that are remembered of each stage."""
 WINDOW_SECONDS: Final = 120.0
 """Where nobody tells steps (SFT by torchrun), so much time stands for one."""
-BUCKET_SECONDS: Final = 60.0
 ALARM_RATIOS: Final = (0.965, 0.985)
 """A stage that passes one of these within a step is looked at before the step ends."""
 MAX_EVENTS: Final = 256
+MAX_CHANGES: Final = 64
 SPIN_UTILIZATION: Final = 0.9
-SPIN_OF_USUAL: Final = 0.65
 SPIN_OF_LIMIT: Final = 0.4
-USUAL_UTILIZATION: Final = 0.3
-"""A step in which the GPU did less than this in a stage says nothing of that stage's usual power."""
 LOW_POWER_STAGES: Final = frozenset(("update_weights", "init", "save_checkpoint", OTHER))
 _PIPELINE: Final = re.compile(r"pipeline_model_parallel_size[=\s]+(\d+)")
 _TRAINER_KINDS: Final = frozenset(("PyTorchJob", "TrainJob", "MPIJob"))
+_NO_PAST: Final[Mapping[str, OwnPast]] = MappingProxyType({})
+_NO_FIGURES: Final[Mapping[str, float]] = MappingProxyType({})
+_NOBODY: Final[Mapping[int, float]] = MappingProxyType({})
+_NO_TITLES: Final[Mapping[int, str]] = MappingProxyType({})
+"""Shared by all GPUs of which there is nothing, for a cluster has many."""
 
 
 class Before:
@@ -80,6 +93,13 @@ class Before:
 class GpuHistory:
     """One GPU."""
 
+    __slots__ = (
+        *("_own", "_usual_watts", "_working_lines", "before", "changes", "engine_bytes", "error", "error_t", "first_t"),
+        *("highest_bytes", "index", "interval", "last", "memory_t", "model", "now", "pod", "power_limit_watts"),
+        *("processes", "processes_t", "role", "stage", "stage_since", "throttled_seconds", "titles", "total_bytes"),
+        *("utilization_t", "uuid", "worked_t"),
+    )
+
     def __init__(self, gpu: TraceGpu, pod: "PodHistory") -> None:
         self.uuid, self.pod, self.index, self.model = gpu.uuid, pod, gpu.index, gpu.model
         self.total_bytes = gpu.memory_total_bytes or None
@@ -93,16 +113,16 @@ class GpuHistory:
         """When it was last known."""
         self.stage, self.role = (OTHER, "trainer") if pod.trains else (UNKNOWN, UNKNOWN)
         self.stage_since = 0.0
-        self.changes: deque[tuple[float, str, str]] = deque(maxlen=64)
+        self.changes: deque[tuple[float, str, str]] | None = None
+        """The last times at which the stage became another; None before there is one."""
         self.now: dict[str, Piece] = {}
         """Stage -> what the running step has of it."""
-        self.past: dict[str, Past] = {}
-        """Stage -> its finished steps, oldest first."""
-        self.processes: dict[int, float] = {}
+        self._own = _NO_PAST
+        self.processes = _NOBODY
         """Process -> bytes, as last listed."""
-        self.titles: dict[int, str] = {}
+        self.titles = _NO_TITLES
         self.processes_t: float | None = None
-        self.engine_bytes: dict[str, float] = {}
+        self.engine_bytes = _NO_FIGURES
         """Stage -> memory of rollout engine processes as last listed in it."""
         self.highest_bytes = 0.0
         """Of all its life."""
@@ -110,8 +130,7 @@ class GpuHistory:
         """Of all its life, by heat or a power brake."""
         self.error: str | None = None
         self.error_t = 0.0
-        self.usual_watts: dict[str, float] = {}
-        """Stage -> median power of its finished steps in which the GPU worked."""
+        self._usual_watts = _NO_FIGURES
         self.worked_t: float | None = None
         """When it was last seen to work: neither still, nor spinning at a power that its stage never has."""
         self._working_lines = 0
@@ -121,6 +140,20 @@ class GpuHistory:
     def pool(self) -> str:
         """Those that do the same work."""
         return self.pod.pool
+
+    @property
+    def past(self) -> Mapping[str, Past]:
+        """Stage -> its finished steps. It holds until the next step ends."""
+        return self._own
+
+    @property
+    def usual_watts(self) -> Mapping[str, float]:
+        """Stage -> median power of its finished steps in which the GPU worked."""
+        return self._usual_watts
+
+    def usual_in(self, stage: str) -> float | None:
+        """Return the same of one stage; None where it is not known."""
+        return self._usual_watts.get(stage)
 
     def pieces(self, stage: str, count: int = DEPTH) -> list[Piece]:
         """Return the last finished steps of a stage, oldest first."""
@@ -137,7 +170,7 @@ class GpuHistory:
             return False
         if power_watts is None:
             return self._computes_nothing()
-        usual = self.usual_watts.get(self.stage)
+        usual = self.usual_in(self.stage)
         below_limit = self.power_limit_watts is not None and power_watts < SPIN_OF_LIMIT * self.power_limit_watts
         if not self.pod.work.seen:
             # Nobody tells stages: evaluation may take less power than training, though not as little as waiting.
@@ -164,18 +197,36 @@ class GpuHistory:
         if self.worked_t is None or self._working_lines >= 2 or (working and self.interval >= 5.0):
             self.worked_t = line.t
 
-    def learn(self) -> None:
-        """Take the finished step's power into what is usual."""
-        for stage, past in self.past.items():
-            known = sorted(
-                p.power_watts
-                for p in past.last(8)
-                if p.power_watts is not None
-                and (p.utilization or 0.0) >= USUAL_UTILIZATION
-                and p.power_watts >= SPIN_OF_USUAL * self.usual_watts.get(stage, 0.0)
-            )
-            if known:
-                self.usual_watts[stage] = known[len(known) // 2]
+    def finish(self, depth: int) -> None:
+        """End the running step: what it has of each stage becomes the past, and is learnt from."""
+        for stage, piece in self.now.items():
+            if piece.seconds <= 0:
+                continue
+            if stage not in self._own:
+                self._own = {**self._own, stage: OwnPast(stage, depth)}
+            self._own[stage].append(piece)
+        self.now = {}
+        self._learn()
+
+    def _learn(self) -> None:
+        usual = {**self._usual_watts}
+        for stage, past in self._own.items():
+            worked = (p for p in past.last(LEARNT_STEPS) if (p.utilization or 0.0) >= USUAL_UTILIZATION)
+            power = usual_power((p.power_watts for p in worked if p.power_watts is not None), usual.get(stage))
+            if power is not None:
+                usual[stage] = power
+        self._usual_watts = usual
+
+    def changed(self, t: float, stage: str, role: str) -> None:
+        """Remember that the stage became another."""
+        if self.changes is None:
+            self.changes = deque(maxlen=MAX_CHANGES)
+        self.changes.append((t, stage, role))
+
+    def pack(self) -> None:
+        """Let go of what rules unpacked."""
+        for past in self._own.values():
+            past.pack()
 
 
 class PodHistory:
@@ -202,9 +253,9 @@ class PodHistory:
         self.first_host_t: float | None = None
         self.host_slope: float | None = None
         """Bytes a second, of the last few samples."""
-        self.host_buckets: deque[tuple[float, float]] = deque(maxlen=30)
-        """Begin of a minute and the highest memory in use in it."""
-        self.shm_buckets: deque[tuple[float, float]] = deque(maxlen=30)
+        self.host_buckets = Minutes()
+        """Highest memory in use."""
+        self.shm_buckets = Minutes()
         self.rss: tuple[float, float] | None = None
         """Time and sum of the resident memory of the listed processes."""
 
@@ -325,8 +376,8 @@ class History:
         """Return what was never used of the fullest GPU; None if it is not known."""
         left = []
         for gpu in self.gpus.values():
-            pieces = [*(p for past in gpu.past.values() for p in past), *gpu.now.values()]
-            peaks = [p.peak_bytes for p in pieces if p.peak_bytes]
+            before = (peak for past in gpu.past.values() for peak in past.peaks)
+            peaks = [peak for peak in (*before, *(p.peak_bytes for p in gpu.now.values())) if peak]
             if gpu.total_bytes and peaks:
                 left.append(round(gpu.total_bytes - max(peaks)))
         return max(0, min(left)) if left else None
@@ -334,8 +385,7 @@ class History:
     def pack(self) -> None:
         """Let go of what rules unpacked."""
         for gpu in self.gpus.values():
-            for past in gpu.past.values():
-                past.pack()
+            gpu.pack()
 
     def feed(self, record: Record) -> None:
         """Take one line. Lines come in order of time."""
@@ -403,7 +453,10 @@ class History:
             if stage != gpu.stage:
                 gpu.stage_since = t
             gpu.stage, gpu.role = stage, role
-            gpu.changes.append((t, stage, role))
+            self._changed(gpu, t)
+
+    def _changed(self, gpu: GpuHistory, t: float) -> None:
+        gpu.changed(t, gpu.stage, gpu.role)
 
     def _stage_of(self, pod: PodHistory, gpu: GpuHistory) -> tuple[str, str]:
         own = pod.work.stage(gpu.uuid)
@@ -423,10 +476,13 @@ class History:
     # Samples
 
     def _gpu(self, pod: PodHistory, gpu: TraceGpu) -> GpuHistory:
-        known = GpuHistory(gpu, pod)
+        known = self._new(pod, gpu)
         self.gpus[gpu.uuid] = known
         pod.gpus[gpu.uuid] = known
         return known
+
+    def _new(self, pod: PodHistory, gpu: TraceGpu) -> GpuHistory:
+        return GpuHistory(gpu, pod)
 
     def _sample(self, line: GpuLine) -> None:
         pod = self.pods.get(line.pod)
@@ -521,7 +577,7 @@ class History:
             homes.clear()
         engines = [sizes[pid] for pid, title in gpu.titles.items() if title.startswith(("VLLM::", "sglang::"))]
         if engines:
-            gpu.engine_bytes[gpu.stage] = sum(engines)
+            gpu.engine_bytes = {**gpu.engine_bytes, gpu.stage: sum(engines)}
 
     def _before(self, gpu: GpuHistory, line: GpuLine) -> None:
         """Remember what is held while no process of the job is there."""
@@ -565,12 +621,7 @@ class History:
             self._close_pieces(t)
 
     def _close_pieces(self, t: float) -> None:
-        for gpu in self.gpus.values():
-            for stage, piece in gpu.now.items():
-                if piece.seconds > 0:
-                    gpu.past.setdefault(stage, Past(stage, self.depth)).append(piece)
-            gpu.now = {}
-            gpu.learn()
+        self._finish()
         self._rank_times()
         self.standstills.update({(*key, self.step): seconds for key, seconds in self.standstill.items()})
         self.standstills = {key: value for key, value in self.standstills.items() if key[2] > self.step - DEPTH}
@@ -578,6 +629,10 @@ class History:
         self.step += 1
         self.revision += 1
         self.step_begin = t
+
+    def _finish(self) -> None:
+        for gpu in self.gpus.values():
+            gpu.finish(self.depth)
 
     def _rank_times(self) -> None:
         times: dict[tuple[str, str], dict[tuple[str, int], float]] = {}
@@ -600,8 +655,8 @@ class History:
             pod.host_slope = slope if pod.host_slope is None else 0.5 * (pod.host_slope + slope)
         pod.last_host = line
         pod.first_host_t = line.t if pod.first_host_t is None else pod.first_host_t
-        _bucket(pod.host_buckets, line.t, line.memory_used_bytes)
-        _bucket(pod.shm_buckets, line.t, line.shm_used_bytes)
+        pod.host_buckets.add(line.t, line.memory_used_bytes)
+        pod.shm_buckets.add(line.t, line.shm_used_bytes)
         if line.processes:
             known = [float(p.rss_bytes) for p in line.processes if p.rss_bytes]
             pod.rss = (line.t, sum(known)) if known else pod.rss
@@ -649,10 +704,11 @@ class History:
 
 def _spans(gpu: GpuHistory, begin: float, end: float) -> Iterator[tuple[float, float, str, str]]:
     """Cut a span by the stages that the GPU was in: since, until, stage, role."""
-    inside = [change for change in gpu.changes if begin < change[0] < end]
+    changes: Sequence[tuple[float, str, str]] = () if gpu.changes is None else gpu.changes
+    inside = [change for change in changes if begin < change[0] < end]
     stage, role = gpu.stage, gpu.role
     if inside:
-        earlier = [change for change in gpu.changes if change[0] <= begin]
+        earlier = [change for change in changes if change[0] <= begin]
         stage, role = earlier[-1][1:] if earlier else (UNKNOWN, UNKNOWN)
     since = begin
     for t, next_stage, next_role in inside:
@@ -679,13 +735,3 @@ def _add_load(piece: Piece, line: GpuLine, seconds: float) -> None:
 def seconds_throttled(line: GpuLine, seconds: float) -> float:
     """Return the seconds of a sample if heat or a power brake held the clocks down in it, else 0."""
     return 0.0 if not line.throttled or HEAT_AND_BRAKES.isdisjoint(line.throttled) else seconds
-
-
-def _bucket(buckets: deque[tuple[float, float]], t: float, value: float | None) -> None:
-    if value is None:
-        return
-    begin = t - t % BUCKET_SECONDS
-    if buckets and buckets[-1][0] == begin:
-        buckets[-1] = (begin, max(buckets[-1][1], value))
-    else:
-        buckets.append((begin, value))

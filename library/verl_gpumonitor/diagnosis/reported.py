@@ -5,13 +5,14 @@
 Between two such lines a GPU goes through several stages, so that lines alone would tell nothing of them. Whoever
 reports has sampled and attributed himself: the stage that runs now is told as it is, and a finished step comes whole,
 as pieces. Pods tell a step at different times; it is closed when all that tell steps have told it, or had the time.
+Of a cluster many GPUs are followed at once: what is remembered of them lies in columns, a set for each pod.
 """
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from verl_gpumonitor.model.history import Piece
+from verl_gpumonitor.model.columns import PodColumns, Rows, rows_of
+from verl_gpumonitor.model.history import Past, Piece
 from verl_gpumonitor.model.trace import GpuLine, Header, TraceGpu, TracePod
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 
@@ -29,6 +30,40 @@ StepPieces = Sequence[tuple[str, Piece]]
 """One step of one pod: UUID of a GPU, and what one stage did on it."""
 
 
+class ReportedGpu(GpuHistory):
+    """One GPU, whose finished steps lie in its pod's columns."""
+
+    __slots__ = ("_columns", "_past", "place")
+
+    def __init__(self, gpu: TraceGpu, pod: PodHistory, columns: PodColumns) -> None:
+        super().__init__(gpu, pod)
+        self._columns = columns
+        self.place = columns.place()
+        self._past: Mapping[str, Past] | None = None
+
+    @property
+    def past(self) -> Mapping[str, Past]:
+        """Stage -> its finished steps. It holds until the next step ends."""
+        if self._past is None:
+            self._past = self._columns.past(self.place)
+        return self._past
+
+    @property
+    def usual_watts(self) -> Mapping[str, float]:
+        """Stage -> median power of its finished steps in which the GPU worked."""
+        known = ((stage, self.usual_in(stage)) for stage in self._columns.stages)
+        return {stage: watts for stage, watts in known if watts is not None}
+
+    def usual_in(self, stage: str) -> float | None:
+        """Return the same of one stage; None where it is not known."""
+        columns = self._columns.stages.get(stage)
+        return None if columns is None else columns.usual_watts(self.place)
+
+    def pack(self) -> None:
+        """Let go of what rules unpacked."""
+        self._past = None
+
+
 class ReportedHistory(History):
     """One workload, by its reports."""
 
@@ -36,8 +71,11 @@ class ReportedHistory(History):
         self.interval_seconds = interval_seconds
         self._present: dict[str, tuple[str, str]] = {}
         """Pod -> stage and role that run in it."""
-        self._waiting: dict[str, deque[tuple[float, StepPieces]]] = {}
+        self._waiting: dict[str, list[tuple[float, Rows]]] = {}
         """Pod that tells steps -> those that others have not told yet, with the time at which they came."""
+        self._told: dict[str, Rows] = {}
+        """Pod -> its part of the step that is closed now."""
+        self._columns: dict[str, PodColumns] = {}
         super().__init__(header, depth=depth, gap_seconds=max(GAP_SECONDS, GAP_INTERVALS * interval_seconds))
 
     def launched(self, header: Header) -> None:
@@ -60,6 +98,7 @@ class ReportedHistory(History):
         pod = self.pods.pop(name, None)
         self._present.pop(name, None)
         self._waiting.pop(name, None)
+        self._columns.pop(name, None)
         self.heard.pop(name, None)
         for uuid, gpu in pod.gpus.items() if pod is not None else ():
             if self.gpus.get(uuid) is gpu:
@@ -99,12 +138,26 @@ class ReportedHistory(History):
 
     def take_step(self, name: str, pieces: StepPieces, *, t: float) -> None:
         """Take one whole step of one pod."""
-        if name not in self.pods or self.over:
+        pod = self.pods.get(name)
+        if pod is None or self.over:
             return
         self.stages_told = self.explicit_steps = True
-        waiting = self._waiting.setdefault(name, deque(maxlen=MAX_WAITING))
-        waiting.append((t, pieces))
+        waiting = self._waiting.setdefault(name, [])
+        waiting.append((t, self._packed(pod, pieces)))
+        del waiting[:-MAX_WAITING]
         self.settle(t)
+
+    def _packed(self, pod: PodHistory, pieces: StepPieces) -> Rows:
+        """Pack a step at once: a pod that is not heard any more may keep others waiting."""
+        whole: dict[tuple[int, str], Piece] = {}
+        for uuid, piece in pieces:
+            gpu = pod.gpus.get(uuid)
+            if isinstance(gpu, ReportedGpu):
+                gpu.throttled_seconds += piece.throttled_seconds
+                key = gpu.place, piece.stage
+                whole[key] = _plus(whole.get(key), piece)
+        columns = self._columns.get(pod.name)
+        return rows_of(((key[0], piece) for key, piece in whole.items()), 0 if columns is None else columns.width)
 
     def settle(self, t: float) -> None:
         """Close the steps that all pods have told, and those for which some have waited long enough."""
@@ -118,19 +171,26 @@ class ReportedHistory(History):
 
     def _put_together(self) -> None:
         for name, waiting in self._waiting.items():
-            pod = self.pods[name]
-            for gpu in pod.gpus.values():
-                gpu.now = {}
-            pieces = waiting.popleft()[1] if waiting else ()
+            rows = waiting.pop(0)[1] if waiting else {}
             # Reports tell of no calls; a colocated engine is put to sleep after each rollout unless its settings say
             # otherwise, which is for whoever judges by this to look at.
-            self.sleeps += any(piece.stage == GEN for _, piece in pieces)
-            for uuid, piece in pieces:
-                gpu_here = pod.gpus.get(uuid)
-                if gpu_here is not None:
-                    piece.step = self.step
-                    gpu_here.throttled_seconds += piece.throttled_seconds
-                    gpu_here.now[piece.stage] = _plus(gpu_here.now.get(piece.stage), piece)
+            self.sleeps += GEN in rows
+            self._told[name] = rows
+
+    def _finish(self) -> None:
+        for name, columns in self._columns.items():
+            gpus = [gpu for gpu in self.pods[name].gpus.values() if isinstance(gpu, ReportedGpu)]
+            rows = self._told.get(name)
+            if rows is None:
+                # Of a pod that tells no steps there are its lines.
+                seen = ((gpu.place, piece) for gpu in gpus for piece in gpu.now.values() if piece.seconds > 0)
+                rows = rows_of(seen, columns.width)
+            columns.append(self.step, rows)
+            for gpu in gpus:
+                gpu.pack()
+                if gpu.now:
+                    gpu.now = {}
+        self._told.clear()
 
     # What lines alone would say otherwise
 
@@ -142,8 +202,18 @@ class ReportedHistory(History):
         if gpu.pod.name not in self._present and gpu.pod.name not in self._waiting:
             super()._add(gpu, line, begin=begin)
 
-    def _gpu(self, pod: PodHistory, gpu: TraceGpu) -> GpuHistory:
-        known = super()._gpu(pod, gpu)
+    def _changed(self, gpu: GpuHistory, t: float) -> None:
+        # Only lines are shared among stages; where the present stage is told, they are not.
+        if gpu.pod.name in self._present:
+            gpu.changes = None
+        else:
+            super()._changed(gpu, t)
+
+    def _new(self, pod: PodHistory, gpu: TraceGpu) -> GpuHistory:
+        columns = self._columns.get(pod.name)
+        if columns is None:
+            columns = self._columns[pod.name] = PodColumns(self.depth)
+        known = ReportedGpu(gpu, pod, columns)
         known.interval = self.interval_seconds
         return known
 
@@ -198,6 +268,8 @@ def _plus(one: Piece | None, other: Piece) -> Piece:
     for name in _ADDED:
         setattr(other, name, getattr(one, name) + getattr(other, name))
     other.add_memory(None, one.peak_bytes)
+    # A peak in one of the roles is no moment of the other's.
+    other.level_bytes = other.peak_bytes
     known = [size for size in (one.floor_bytes, other.floor_bytes) if size is not None]
     other.floor_bytes = min(known, default=None)
     return other

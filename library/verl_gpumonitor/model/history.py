@@ -6,8 +6,9 @@ These are the rules' food. Whoever has samples (a trace) adds them up in a piece
 controller, from reports) makes the pieces at once.
 """
 
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import isnan
 from typing import Final
 
@@ -17,6 +18,12 @@ IDLE_UTILIZATION: Final = 0.05
 """Below this nobody computes: a stray kernel of a health check or of the collector itself is less."""
 TOP_SHARE: Final = 0.98
 """Memory within 2% of the highest is the same level."""
+USUAL_UTILIZATION: Final = 0.3
+"""A step in which the GPU did less than this in a stage says nothing of that stage's usual power."""
+SPIN_OF_USUAL: Final = 0.65
+"""Below this share of the usual power a GPU that is busy all the time computes nothing."""
+LEARNT_STEPS: Final = 8
+"""Steps from which a stage's usual power is taken."""
 
 
 class Piece(msgspec.Struct, kw_only=True, gc=False):
@@ -95,25 +102,86 @@ _FIGURES: Final = (
     "throttle_known_seconds",
 )
 _WIDTH: Final = len(_FIGURES)
+_SECONDS, _PEAK, _FLOOR = (_FIGURES.index(name) for name in ("seconds", "peak_bytes", "floor_bytes"))
 _NOT_KNOWN: Final = float("nan")
 
 
-class Past:
-    """Finished pieces of one stage on one GPU, oldest first, packed: 56 bytes each, for a cluster has many.
+class Past(ABC):
+    """Finished pieces of one stage on one GPU, oldest first. They are packed, and unpacked once for all who look."""
 
-    Figures keep seven digits, so that 80 GB are known to 8 KB.
-    """
+    __slots__ = ("_pieces", "longest_seconds", "role", "stage")
 
-    __slots__ = ("_figures", "_pieces", "depth", "longest_seconds", "role", "stage")
-
-    def __init__(self, stage: str, depth: int) -> None:
-        self.stage, self.depth = stage, depth
+    def __init__(self, stage: str) -> None:
+        self.stage = stage
         self.role = ""
         """The newest piece's."""
         self.longest_seconds = 0.0
         """Of all that were ever taken."""
+        self._pieces: list[Piece] = []
+        """The newest, as far back as somebody asked."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    # Figures of each piece, for which nothing is unpacked; None where it is not known.
+
+    @property
+    @abstractmethod
+    def steps(self) -> Sequence[int]:
+        """Numbers of the steps."""
+
+    @property
+    @abstractmethod
+    def seconds(self) -> Sequence[float]:
+        """For how long it was in this stage."""
+
+    @property
+    @abstractmethod
+    def peaks(self) -> Sequence[float | None]:
+        """Highest memory in use, bytes."""
+
+    @property
+    @abstractmethod
+    def floors(self) -> Sequence[float | None]:
+        """Lowest memory in use, bytes."""
+
+    @abstractmethod
+    def _piece(self, number: int) -> Piece: ...
+
+    def __iter__(self) -> Iterator[Piece]:
+        return iter(self.last(len(self)))
+
+    def last(self, count: int) -> list[Piece]:
+        """Return the newest, oldest first."""
+        if len(self._pieces) < count:
+            whole, have = len(self), len(self._pieces)
+            older = range(max(0, whole - count), whole - have)
+            self._pieces[:0] = [self._piece(number) for number in older]
+        return self._pieces[-count:] if count > 0 else []
+
+    def at(self, step: int) -> Piece | None:
+        """Return the piece of a step; None if it had none."""
+        steps = self.steps
+        back = next((back for back in range(1, len(steps) + 1) if steps[-back] <= step), None)
+        return None if back is None or steps[-back] != step else self.last(back)[0]
+
+    def pack(self) -> None:
+        """Let go of what was unpacked."""
+        self._pieces = []
+
+
+class OwnPast(Past):
+    """The past of a GPU by itself: 56 bytes a piece.
+
+    Figures keep seven digits, so that 80 GB are known to 8 KB.
+    """
+
+    __slots__ = ("_figures", "depth")
+
+    def __init__(self, stage: str, depth: int) -> None:
+        super().__init__(stage)
+        self.depth = depth
         self._figures = array("f")
-        self._pieces: list[Piece] | None = None
 
     def append(self, piece: Piece) -> None:
         """Take one more; the oldest goes when there are more than `depth`."""
@@ -124,26 +192,33 @@ class Past:
             self._figures.append(_NOT_KNOWN if value is None else value)
         if len(self) > self.depth:
             del self._figures[:_WIDTH]
-        self._pieces = None
-
-    def pack(self) -> None:
-        """Let go of what was unpacked."""
-        self._pieces = None
+        self.pack()
 
     def __len__(self) -> int:
         return len(self._figures) // _WIDTH
 
-    def __iter__(self) -> Iterator[Piece]:
-        return iter(self.last(len(self)))
+    @property
+    def steps(self) -> list[int]:
+        """Numbers of the steps."""
+        return [int(step) for step in self._figures[::_WIDTH]]
 
-    def last(self, count: int) -> list[Piece]:
-        """Return the newest, oldest first."""
-        if self._pieces is None:
-            self._pieces = [self._piece(place * _WIDTH) for place in range(len(self))]
-        return self._pieces[-count:] if count else []
+    @property
+    def seconds(self) -> Sequence[float]:
+        """For how long it was in this stage."""
+        return self._figures[_SECONDS::_WIDTH]
 
-    def _piece(self, place: int) -> Piece:
-        figures = self._figures[place : place + _WIDTH]
+    @property
+    def peaks(self) -> list[float | None]:
+        """Highest memory in use."""
+        return known_of(self._figures[_PEAK::_WIDTH])
+
+    @property
+    def floors(self) -> list[float | None]:
+        """Lowest memory in use."""
+        return known_of(self._figures[_FLOOR::_WIDTH])
+
+    def _piece(self, number: int) -> Piece:
+        figures = self._figures[number * _WIDTH : (number + 1) * _WIDTH]
         return Piece(
             stage=self.stage,
             role=self.role,
@@ -154,9 +229,9 @@ class Past:
             idle_seconds=figures[4],
             powered_seconds=figures[5],
             energy_joules=figures[6],
-            peak_bytes=_known(figures[7]),
-            floor_bytes=_known(figures[8]),
-            level_bytes=_known(figures[9]),
+            peak_bytes=known(figures[7]),
+            floor_bytes=known(figures[8]),
+            level_bytes=known(figures[9]),
             level_samples=int(figures[10]),
             used_samples=int(figures[11]),
             throttled_seconds=figures[12],
@@ -164,5 +239,17 @@ class Past:
         )
 
 
-def _known(figure: float) -> float | None:
+def known(figure: float) -> float | None:
+    """Return a packed figure; None where it was not known."""
     return None if isnan(figure) else figure
+
+
+def known_of(figures: Iterable[float]) -> list[float | None]:
+    """Return packed figures, None where one was not known."""
+    return [None if isnan(figure) else figure for figure in figures]
+
+
+def usual_power(powers: Iterable[float], before: float | None) -> float | None:
+    """Return the upper median of what a stage took in steps in which it worked, but those far below what was usual."""
+    worked = sorted(power for power in powers if power >= SPIN_OF_USUAL * (before or 0.0))
+    return worked[len(worked) // 2] if worked else None

@@ -254,6 +254,7 @@ class Clinic:
             case.opinion = replace(case.opinion, raised=(), repeated=())
             return case.opinion
         case.opinion = self._opinion(case)
+        patient.history.pack()
         return case.opinion
 
     def _set(self, case: Case, thresholds: Thresholds) -> None:

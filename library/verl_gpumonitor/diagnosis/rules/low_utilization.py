@@ -11,7 +11,7 @@ counts there is time in which *no* GPU of the pool does anything: the engine sta
 GPUs that only serve (a reward model, a teacher, a pool of a fully asynchronous trainer) wait by design.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -21,7 +21,6 @@ from verl_gpumonitor.diagnosis.thresholds import LowUtilization, Thresholds
 from verl_gpumonitor.diagnosis.work import GEN, OTHER
 from verl_gpumonitor.model.figures import percent
 from verl_gpumonitor.model.findings import Evidence
-from verl_gpumonitor.model.history import Piece
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 
 REASON = "LowUtilization"
@@ -51,37 +50,55 @@ def low_utilization(history: History, thresholds: Thresholds, _: Open) -> Verdic
             continue
         if pool not in trainers:
             continue
+        lengths = _lengths(gpus, limits.steps)
         for stage in sorted({stage for gpu in gpus for stage in gpu.past}):
             if stage == OTHER and len(pools) > 1:
                 # A trainer beside other pools waits for them by design.
                 continue
-            cases += _stage(history, pool, gpus, stage, limits)
+            cases += _stage(history, pool, gpus, stage, lengths, limits)
     return cases
 
 
-def _stage(history: History, pool: str, gpus: Sequence[GpuHistory], stage: str, limits: LowUtilization) -> list[Case]:
-    steps = sorted({p.step for gpu in gpus for past in gpu.past.values() for p in past} - {0})[-limits.steps :]
-    wastes = [_waste(history, pool, gpus, stage, step) for step in steps]
+def _steps(gpus: Sequence[GpuHistory]) -> list[int]:
+    return sorted({step for gpu in gpus for past in gpu.past.values() for step in past.steps})
+
+
+def _lengths(gpus: Sequence[GpuHistory], count: int) -> Mapping[int, float]:
+    """Return the last steps but the first, and how long each took."""
+    lengths: dict[int, float] = {}
+    for step in [step for step in _steps(gpus) if step > 0][-count:]:
+        each = [[p.seconds for past in gpu.past.values() if (p := past.at(step)) is not None] for gpu in gpus]
+        lengths[step] = max(sum(seconds) for seconds in each)
+    return lengths
+
+
+def _stage(
+    history: History,
+    pool: str,
+    gpus: Sequence[GpuHistory],
+    stage: str,
+    lengths: Mapping[int, float],
+    limits: LowUtilization,
+) -> list[Case]:
+    wastes = [_waste(history, pool, gpus, stage, step, length) for step, length in lengths.items()]
     known = [w for w in wastes if w is not None and _wastes(stage, w, limits)]
     if len(known) < limits.steps:
         return []
     return [_case(pool, gpus, stage, known)]
 
 
-def _waste(history: History, pool: str, gpus: Sequence[GpuHistory], stage: str, step: int) -> Waste | None:
-    pieces: list[Piece] = []
-    lengths = []
-    for gpu in gpus:
-        mine = [p for p in gpu.past.get(stage, ()) if p.step == step and p.known_seconds > 0]
-        pieces += mine
-        lengths.append(sum(p.seconds for past in gpu.past.values() for p in past if p.step == step))
-    if not pieces or max(lengths) <= 0:
+def _waste(
+    history: History, pool: str, gpus: Sequence[GpuHistory], stage: str, step: int, length: float
+) -> Waste | None:
+    pasts = [gpu.past[stage] for gpu in gpus if stage in gpu.past]
+    pieces = [p for past in pasts if (p := past.at(step)) is not None and p.known_seconds > 0]
+    if not pieces or length <= 0:
         return None
     seconds = max(p.seconds for p in pieces)
     return Waste(
         step=step,
         seconds=seconds,
-        share=seconds / max(lengths),
+        share=seconds / length,
         utilization=sum(p.busy_seconds for p in pieces) / sum(p.known_seconds for p in pieces),
         idle=min(1.0, history.standstills.get((pool, stage, step), 0.0) / seconds) if seconds > 0 else 0.0,
     )
@@ -125,9 +142,8 @@ def _case(pool: str, gpus: Sequence[GpuHistory], stage: str, wastes: Sequence[Wa
 def _windows(pool: str, gpus: Sequence[GpuHistory], limits: LowUtilization) -> list[Case]:
     """Judge stretches of time, where nobody tells stages: work must be seen in each, or have been seen before."""
     means: list[float] = []
-    steps = sorted({p.step for gpu in gpus for past in gpu.past.values() for p in past})
-    for step in steps:
-        pieces = [p for gpu in gpus for past in gpu.past.values() for p in past if p.step == step]
+    for step in _steps(gpus):
+        pieces = [p for gpu in gpus for past in gpu.past.values() if (p := past.at(step)) is not None]
         known = sum(p.known_seconds for p in pieces)
         means.append(sum(p.busy_seconds for p in pieces) / known if known > 0 else 1.0)
     last = means[-limits.windows :]

@@ -107,12 +107,11 @@ def _growth(gpus: Sequence[GpuHistory], stage: str, what: str, limits: MemoryGro
 
 
 def _levels(gpu: GpuHistory, stage: str, what: str, steps: int) -> list[float]:
-    total = gpu.total_bytes
-    if not total:
+    total, past = gpu.total_bytes, gpu.past.get(stage)
+    if not total or past is None:
         return []
-    pieces = [p for p in gpu.pieces(stage) if p.step > 0]
-    sizes = [p.floor_bytes if what == "floor" else p.peak_bytes for p in pieces]
-    return [size / total for size in sizes if size is not None][-steps:]
+    sizes = zip(past.steps, past.floors if what == "floor" else past.peaks, strict=True)
+    return [size / total for step, size in sizes if step > 0 and size is not None][-steps:]
 
 
 def _grows(levels: Sequence[float], limits: MemoryGrowth, least: float) -> bool:

@@ -99,26 +99,24 @@ def _stages(gpus: Sequence[GpuHistory]) -> list[str]:
 def _courses(gpus: Sequence[GpuHistory], stage: str, *, critical: float) -> list[Course]:
     courses = []
     for gpu in gpus:
-        total = gpu.total_bytes
-        pieces = gpu.pieces(stage, _LAST)
-        live = gpu.now.get(stage)
-        if total and live is not None and (live.peak_bytes or 0.0) >= critical * total:
-            # A step that is not over may still rise; what it has so far counts if it is at the end already.
-            pieces = [*pieces, live]
-        if not total or not pieces:
+        total, past, live = gpu.total_bytes, gpu.past.get(stage), gpu.now.get(stage)
+        if not total:
             continue
-        ratios = [p.peak_bytes / total for p in pieces if p.peak_bytes is not None]
-        old = [p.peak_bytes / total for p in gpu.pieces(stage)[: -len(pieces)] if p.peak_bytes is not None]
-        floors = [p.floor_bytes for p in pieces if p.floor_bytes is not None]
+        all_peaks = past.peaks if past is not None else ()
+        peaks, old = [*all_peaks[-_LAST:]], all_peaks[:-_LAST]
+        floors, seconds = ([*past.floors[-_LAST:]], [*past.seconds[-_LAST:]]) if past is not None else ([], [])
+        if live is not None and (live.peak_bytes or 0.0) >= critical * total:
+            # A step that is not over may still rise; what it has so far counts if it is at the end already.
+            peaks, floors, seconds = [*peaks, live.peak_bytes], [*floors, live.floor_bytes], [*seconds, live.seconds]
+        ratios = [peak / total for peak in peaks if peak is not None]
         if ratios:
-            seconds = max(p.seconds for p in pieces)
             courses.append(
                 Course(
                     gpu=gpu,
                     ratios=ratios,
-                    earlier=max(old, default=0.0),
-                    floor=min(floors, default=None),
-                    seconds=seconds,
+                    earlier=max((peak / total for peak in old if peak is not None), default=0.0),
+                    floor=min((floor for floor in floors if floor is not None), default=None),
+                    seconds=max(seconds),
                 )
             )
     return courses
