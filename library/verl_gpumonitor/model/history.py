@@ -161,9 +161,19 @@ class Past(ABC):
 
     def at(self, step: int) -> Piece | None:
         """Return the piece of a step; None if it had none."""
-        steps = self.steps
-        back = next((back for back in range(1, len(steps) + 1) if steps[-back] <= step), None)
-        return None if back is None or steps[-back] != step else self.last(back)[0]
+        back = self._back(step)
+        return None if back is None else self.last(back)[0]
+
+    def seconds_at(self, step: int) -> float:
+        """Return for how long it was in this stage in a step; 0 if it was not."""
+        back = self._back(step)
+        return 0.0 if back is None else self.seconds[-back]
+
+    def _back(self, step: int) -> int | None:
+        for back, known_step in enumerate(reversed(self.steps), 1):
+            if known_step <= step:
+                return back if known_step == step else None
+        return None
 
     def pack(self) -> None:
         """Let go of what was unpacked."""

@@ -67,8 +67,7 @@ def _lengths(gpus: Sequence[GpuHistory], count: int) -> Mapping[int, float]:
     """Return the last steps but the first, and how long each took."""
     lengths: dict[int, float] = {}
     for step in [step for step in _steps(gpus) if step > 0][-count:]:
-        each = [[p.seconds for past in gpu.past.values() if (p := past.at(step)) is not None] for gpu in gpus]
-        lengths[step] = max(sum(seconds) for seconds in each)
+        lengths[step] = max(sum(past.seconds_at(step) for past in gpu.past.values()) for gpu in gpus)
     return lengths
 
 

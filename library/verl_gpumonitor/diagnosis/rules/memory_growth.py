@@ -10,7 +10,7 @@ graphs) is no growth: much of the rise must lie in the second half. From where a
 OOMRisk's to tell.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -65,24 +65,26 @@ def memory_growth(history: History, thresholds: Thresholds, open_now: Open) -> V
 
 def _told(gpus: Sequence[GpuHistory], stage: str, limits: MemoryGrowth) -> bool:
     """Say whether a stage was seen in steps enough; a short one escapes a sampler that looks each 10 s."""
-    return any(len(_levels(gpu, stage, "floor", limits.steps)) == limits.steps for gpu in gpus)
+    return any(len(_levels(gpu, stage, "floor")) >= limits.steps for gpu in gpus)
 
 
 def _stage_growth(gpus: Sequence[GpuHistory], stage: str, limits: MemoryGrowth) -> Growth | None:
+    courses = {what: {gpu.uuid: _levels(gpu, stage, what) for gpu in gpus} for what in ("floor", "peak")}
     for steps in (limits.steps, 2 * limits.steps):
         # A slow leak shows over more steps.
         longer = msgspec.structs.replace(limits, steps=min(steps, DEPTH))
-        for what in ("floor", "peak"):
-            growth = _growth(gpus, stage, what, longer)
+        for what, series in courses.items():
+            growth = _growth(gpus, stage, what, series, longer)
             if growth is not None:
                 return growth
     return None
 
 
-def _growth(gpus: Sequence[GpuHistory], stage: str, what: str, limits: MemoryGrowth) -> Growth | None:
+def _growth(
+    gpus: Sequence[GpuHistory], stage: str, what: str, series: Mapping[str, list[float]], limits: MemoryGrowth
+) -> Growth | None:
     """Look at what the pool's GPUs have in common; a GPU that leaks alone needs a clearer course."""
-    series = {gpu.uuid: _levels(gpu, stage, what, limits.steps) for gpu in gpus}
-    whole = {uuid: levels for uuid, levels in series.items() if len(levels) == limits.steps}
+    whole = {uuid: levels[-limits.steps :] for uuid, levels in series.items() if len(levels) >= limits.steps}
     if not whole:
         return None
     common = [median(levels[place] for levels in whole.values()) or 0.0 for place in range(limits.steps)]
@@ -102,27 +104,25 @@ def _growth(gpus: Sequence[GpuHistory], stage: str, what: str, limits: MemoryGro
         levels=common,
         what=what,
         seconds=median(piece.seconds for piece in grown[0].pieces(stage)) or 0.0,
-        peak=max((levels[-1] for gpu in grown if (levels := _levels(gpu, stage, "peak", 1))), default=0.0),
+        peak=max((levels[-1] for gpu in grown if (levels := _levels(gpu, stage, "peak"))), default=0.0),
     )
 
 
-def _levels(gpu: GpuHistory, stage: str, what: str, steps: int) -> list[float]:
+def _levels(gpu: GpuHistory, stage: str, what: str) -> list[float]:
     total, past = gpu.total_bytes, gpu.past.get(stage)
     if not total or past is None:
         return []
     sizes = zip(past.steps, past.floors if what == "floor" else past.peaks, strict=True)
-    return [size / total for step, size in sizes if step > 0 and size is not None][-steps:]
+    return [size / total for step, size in sizes if step > 0 and size is not None]
 
 
 def _grows(levels: Sequence[float], limits: MemoryGrowth, least: float) -> bool:
     rise = levels[-1] - levels[0]
-    half = len(levels) // 2
-    late = levels[-1] - levels[half - 1]
-    up = sum(b > a for a, b in pairwise(levels))
+    late = levels[-1] - levels[len(levels) // 2 - 1]
     return (
         rise >= least
         and late >= limits.late_share * rise
-        and up * 3 >= 2 * (len(levels) - 1)
+        and sum(b > a for a, b in pairwise(levels)) * 3 >= 2 * (len(levels) - 1)
         and fit(levels).correlation >= limits.correlation
     )
 

@@ -208,14 +208,17 @@ def _rise(
     engine = near is None or stage in ENGINE
     need = limits.rising_steps + (1 if engine else 0)
     correlation = limits.rising_correlation + (0.04 if engine or strict else 0.0)
+    least = limits.rising_least * (1.5 if engine else 1.0)
+    low = limits.rising_from_ratio + (0.07 if engine else 0.0)
     for length in range(min(_LAST, len(ratios)), need - 1, -1):
         last = ratios[-length:]
-        line = fit(last)
         recent = (last[-1] - last[-3]) / 2
+        # Of most GPUs this is all that must be looked at.
+        if recent <= 0 or last[-1] < low or last[-1] - last[0] < least:
+            continue
+        line = fit(last)
         slope = min(line.slope, recent)
-        least = limits.rising_least * (1.5 if engine else 1.0)
-        low = limits.rising_from_ratio + (0.07 if engine else 0.0)
-        if line.correlation >= correlation and slope > 0 and last[-1] - last[0] >= least and last[-1] >= low:
+        if line.correlation >= correlation and slope > 0:
             return slope, length
     return None
 
