@@ -6,9 +6,12 @@ Times are seconds since the first report, by the time of receipt. Load and power
 the differences of counters; a GPU that does not answer has no line. Steps come whole from those who sampled them.
 """
 
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from sys import intern
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from verl_gpumonitor.diagnosis.doctor import Diagnosis
@@ -62,8 +65,10 @@ class Counted(NamedTuple):
     energy_joules: float | None
     xids: Mapping[str, int]
     state: GpuState
-    peaks: Mapping[str, int]
-    """Stage -> highest memory so far."""
+    stages: Sequence[str]
+    """Shared by the GPUs of a pod."""
+    peaks: "array[int]"
+    """Of each of these stages the highest memory so far, bytes; 0 where it is not known."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,6 +80,8 @@ class PodChart:
     last_step: int = 0
     gpus: dict[str, Counted] = field(default_factory=dict)
     """Those that are followed."""
+    stages: list[str] = field(default_factory=list)
+    """Those of the GPU that was counted last; GPUs of a pod have the same as a rule."""
     phase: str = ""
     restarts: int = 0
     ended: tuple[str | None, int] = (None, 0)
@@ -245,9 +252,10 @@ class Patient:
             gpu.observed_seconds,
             gpu.busy_seconds,
             gpu.energy_joules,
-            gpu.xid_errors,
+            gpu.xid_errors or _NO_XIDS,
             gpu.state,
-            {stage.stage: stage.memory_peak_bytes for stage in gpu.stages if stage.memory_peak_bytes is not None},
+            _stages_of(gpu, chart),
+            array("q", [stage.memory_peak_bytes or 0 for stage in gpu.stages]),
         )
         for code, number in gpu.xid_errors.items():
             if number > before.xids.get(code, 0):
@@ -257,10 +265,13 @@ class Patient:
             self.history.feed(NvmlLine(t=t, pod=name, uuid=gpu.uuid, error=None if gpu.state is GpuState.OK else error))
         if gpu.state is GpuState.OK:
             self.history.feed(_line(before, gpu, name, t))
-        for stage in gpu.stages if before is not _NOTHING else ():
-            peak = stage.memory_peak_bytes
-            if peak is not None and peak > before.peaks.get(stage.stage, 0):
-                self.history.peak(gpu.uuid, stage.stage, stage.role, peak)
+        now = chart.gpus[gpu.uuid]
+        if before is not _NOTHING and (now.peaks != before.peaks or now.stages is not before.stages):
+            peaks = dict(zip(before.stages, before.peaks, strict=True))
+            for stage in gpu.stages:
+                peak = stage.memory_peak_bytes
+                if peak is not None and peak > peaks.get(stage.stage, 0):
+                    self.history.peak(gpu.uuid, stage.stage, stage.role, peak)
 
     def _host(self, name: str, report: Report, t: float) -> None:
         host = report.host
@@ -278,8 +289,17 @@ class Patient:
         )
 
 
-_NOTHING: Final = Counted(0.0, 0.0, None, {}, GpuState.OK, {})
+_NO_XIDS: Final[Mapping[str, int]] = MappingProxyType({})
+_NOTHING: Final = Counted(0.0, 0.0, None, _NO_XIDS, GpuState.OK, (), array("q"))
 """Counters at the start of a sidecar, or before it was heard."""
+
+
+def _stages_of(gpu: GpuReport, chart: PodChart) -> Sequence[str]:
+    """Return a GPU's stages as the pod's, if they are the same: a report brings each name anew."""
+    stages = [stage.stage for stage in gpu.stages]
+    if stages != chart.stages:
+        chart.stages = [intern(stage) for stage in stages]
+    return chart.stages
 
 
 def _pod(track: PodTrack, gpus: Iterable[GpuReport] = (), *, requested: int | None = None) -> TracePod:
