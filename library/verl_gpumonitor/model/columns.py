@@ -75,7 +75,7 @@ class StageColumns:
         """The newest step's."""
         self.longest_seconds = 0.0
         """Of all that were ever taken, on any of the GPUs."""
-        self.steps = array("q")
+        self.steps = array("i")
         """Numbers of the steps."""
         self._sizes, self._shares = array("f"), array("H")
         self._usual_watts = array("f", (_NOT_KNOWN,)) * width
@@ -83,12 +83,10 @@ class StageColumns:
     def append(self, step: int, row: StageRow) -> None:
         """Take one more step; the oldest goes when there are more than `depth`."""
         self.role = row.role
-        if len(self.steps) == self.depth:
-            # In this order the room of what goes is taken by what comes.
-            del self.steps[0], self._sizes[: _SIZES * self._width], self._shares[: _SHARES * self._width]
-        self.steps.append(step)
-        self._sizes.extend(_widened(row.sizes, len(row.sizes), _SIZES * self._width, _NOT_KNOWN))
-        self._shares.extend(_widened(row.shares, len(row.shares), _SHARES * self._width, _NO_SHARE))
+        full = len(self.steps) == self.depth
+        _put(self.steps, array("i", (step,)), full=full)
+        _put(self._sizes, _widened(row.sizes, len(row.sizes), _SIZES * self._width, _NOT_KNOWN), full=full)
+        _put(self._shares, _widened(row.shares, len(row.shares), _SHARES * self._width, _NO_SHARE), full=full)
         # NaN, of a GPU that did not do this, is never greater.
         self.longest_seconds = max(self.longest_seconds, *row.sizes[::_SIZES])
 
@@ -196,9 +194,10 @@ class ColumnPast(Past):
         self.role, self.longest_seconds = columns.role, columns.longest_seconds
         self._all_seconds = columns.figures(_SECONDS, place)
         self._rows: Sequence[int] = range(len(self._all_seconds))
-        if any(isnan(seconds) for seconds in self._all_seconds):
+        self._steps: Sequence[int] = columns.steps
+        if isnan(sum(self._all_seconds)):
             self._rows = [row for row in self._rows if not isnan(self._all_seconds[row])]
-        self._steps = [columns.steps[row] for row in self._rows]
+            self._steps = [columns.steps[row] for row in self._rows]
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -214,12 +213,12 @@ class ColumnPast(Past):
         return self._of_rows(self._all_seconds)
 
     @property
-    def peaks(self) -> list[float | None]:
+    def peaks(self) -> Sequence[float | None]:
         """Highest memory in use."""
         return known_of(self._of_rows(self._columns.figures(_PEAK, self._place)))
 
     @property
-    def floors(self) -> list[float | None]:
+    def floors(self) -> Sequence[float | None]:
         """Lowest memory in use."""
         return known_of(self._of_rows(self._columns.figures(_FLOOR, self._place)))
 
@@ -235,6 +234,15 @@ def _share(part: float, whole: float) -> int:
 
 
 N = TypeVar("N", float, int)
+
+
+def _put(column: "array[N]", row: "array[N]", *, full: bool) -> None:
+    """Add a row; where there is no more room the oldest goes, and the rest moves up in place."""
+    if full:
+        column[: -len(row)] = column[len(row) :]
+        column[-len(row) :] = row
+    else:
+        column.extend(row)
 
 
 def _widened(column: "array[N]", width: int, wider: int, fill: N) -> "array[N]":

@@ -218,12 +218,12 @@ class OwnPast(Past):
         return self._figures[_SECONDS::_WIDTH]
 
     @property
-    def peaks(self) -> list[float | None]:
+    def peaks(self) -> Sequence[float | None]:
         """Highest memory in use."""
         return known_of(self._figures[_PEAK::_WIDTH])
 
     @property
-    def floors(self) -> list[float | None]:
+    def floors(self) -> Sequence[float | None]:
         """Lowest memory in use."""
         return known_of(self._figures[_FLOOR::_WIDTH])
 
@@ -254,9 +254,9 @@ def known(figure: float) -> float | None:
     return None if isnan(figure) else figure
 
 
-def known_of(figures: Iterable[float]) -> list[float | None]:
+def known_of(figures: Sequence[float]) -> Sequence[float | None]:
     """Return packed figures, None where one was not known."""
-    return [None if isnan(figure) else figure for figure in figures]
+    return [None if isnan(figure) else figure for figure in figures] if isnan(sum(figures)) else figures
 
 
 def usual_power(powers: Iterable[float], before: float | None) -> float | None:
