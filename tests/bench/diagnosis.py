@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m tests.bench.diagnosis`: what the stage-aware diagnosis costs the controller, by report and by workload.
 
-In one process and without an API server: reports of pods with eight GPUs and ten stages, whole steps each 200 s, and
-looks as the controller takes them. 1,000 workloads of ten pods are the design's size; their steps do not fit the room
-for all, so that some are followed whole, some by two GPUs of each pod, and the rest not at all.
+Without an API server: reports of pods with eight GPUs and ten stages, whole steps each 200 s, decoded as they come from
+the wire, and looks as the controller takes them. Each size has a process of its own, so that its memory is its own;
+what the diagnosis takes of that is the difference to the same population that nobody follows. The last size is the
+design's, 1,000 workloads of ten pods; there a step ends with each report, for memory alone: the histories are full.
 """
 
 import argparse
@@ -12,7 +13,12 @@ import gc
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+
+import msgspec
 
 from tests.bench.controller_load import STAGES, STEP_SECONDS, stage_counts
 from verl_gpumonitor.model.report import (
@@ -37,6 +43,10 @@ GIB = 2**30
 GPUS = 8
 INTERVAL = 15.0
 BEGAN = 1_000_000.0
+REPORTS_PER_SECOND = 10_000 / INTERVAL
+"""At the design's size."""
+LOOKS_PER_SECOND = 1000 / INTERVAL
+ANY_NAME, ANY_UID = "any-name", "any-uid"
 
 
 def _step(number: int, end: float) -> StepReport:
@@ -58,15 +68,15 @@ def _step(number: int, end: float) -> StepReport:
     return StepReport(number=number, step=number, begin=end - STEP_SECONDS, end=end, stages=stages)
 
 
-def report_of(pod: PodRecord, round_: int) -> Report:
+def report_of(name: str, uid: str, round_: int, step_seconds: float = STEP_SECONDS) -> Report:
     """Return the report of a pod in a round."""
     age = (round_ + 1) * INTERVAL
-    number = int(age // STEP_SECONDS)
-    ends_now = number > int((age - INTERVAL) // STEP_SECONDS)
+    number = int(age // step_seconds)
+    ends_now = number > int((age - INTERVAL) // step_seconds)
     stage, role, _ = STAGES[round_ % len(STAGES)]
     gpus = [
         GpuReport(
-            uuid=f"GPU-{pod.uid}-{place}",
+            uuid=f"GPU-{uid}-{place}",
             index=place,
             utilization=0.6,
             memory_used_bytes=50 * GIB,
@@ -83,7 +93,7 @@ def report_of(pod: PodRecord, round_: int) -> Report:
     ]
     return Report(
         format=REPORT_FORMAT,
-        pod=PodRef(namespace="bench", name=pod.name, uid=pod.uid),
+        pod=PodRef(namespace="bench", name=name, uid=uid),
         start_id="start-001",
         sequence=round_ + 1,
         sent_at=BEGAN + age,
@@ -96,6 +106,15 @@ def report_of(pod: PodRecord, round_: int) -> Report:
         stage_quality=StageQuality(source=StageSource.RAY_STATE, resolution_seconds=1.0),
         steps=[_step(number, BEGAN + age)] if ends_now else [],
     )
+
+
+def reports(records: list[PodRecord], round_: int, step_seconds: float) -> Iterator[Report]:
+    """Yield what all pods report in a round, each decoded by itself: no two share a name or a figure."""
+    text = msgspec.json.encode(report_of(ANY_NAME, ANY_UID, round_, step_seconds))
+    decoder = msgspec.json.Decoder(Report)
+    for record in records:
+        own = text.replace(ANY_NAME.encode(), record.name.encode()).replace(ANY_UID.encode(), record.uid.encode())
+        yield decoder.decode(own)
 
 
 class Timed:
@@ -152,51 +171,105 @@ def _rss_mib() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 
 
-def measure(workloads: int, pods: int, steps: int, budget: int) -> None:
-    """Print the figures of one size."""
-    timed = Timed(Clinic(interval_seconds=INTERVAL, budget_pieces=budget))
-    world, records = _world(workloads, pods, timed)
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured."""
+
+    workloads: int
+    pods: int
+    steps: int
+    budget: int = BUDGET_PIECES
+    full: bool = False
+    """For memory alone: a step ends with each report, so that the histories are soon full; one look, at the end."""
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a size cost."""
+
+    follows: dict[str, int]
+    gpus: int
+    """Followed."""
+    steps: int
+    """Remembered of each stage, at most."""
+    grown_mib: float
+    report_seconds: float
+    look_seconds: float
+    longest_look_seconds: float
+
+
+def measure(size: Size) -> Figures:
+    """Let a population live. To be called in a process of its own."""
+    timed = Timed(Clinic(interval_seconds=INTERVAL, budget_pieces=size.budget))
+    world, records = _world(size.workloads, size.pods, timed)
     gc.collect()
-    before, looked, looks = _rss_mib(), 0.0, 0
-    for round_ in range(int(steps * STEP_SECONDS / INTERVAL) + 1):
+    before, at = _rss_mib(), BEGAN
+    looks: list[float] = []
+    step_seconds = INTERVAL if size.full else STEP_SECONDS
+    for round_ in range(int(size.steps * step_seconds / INTERVAL) + 1):
         at = BEGAN + (round_ + 1) * INTERVAL
-        for record in records:
-            identity = PodIdentity(namespace="bench", name=record.name, uid=record.uid)
-            world.accept(identity, report_of(record, round_), at)
-        begin = time.process_time()
-        for workload in world.all():
-            timed.clinic.look(workload, command=None, thresholds=None, phase="Running", now=at)
-            looks += 1
-        looked += time.process_time() - begin
-    gc.collect()
-    grown = _rss_mib() - before
-    follows = Counter(case.patient.follows.value for case in timed.clinic._cases.values())
-    gpus = sum(case.patient.gpus for case in timed.clinic._cases.values())
-    per_second = workloads * pods / INTERVAL
-    cores = per_second * timed.seconds / timed.reports + workloads / INTERVAL * looked / looks
-    print(
-        f"\n{workloads} workloads, {len(records)} pods, {len(records) * GPUS} GPUs, {steps} steps; room {budget} pieces"
+        for record, report in zip(records, reports(records, round_, step_seconds), strict=True):
+            world.accept(PodIdentity(namespace="bench", name=record.name, uid=record.uid), report, at)
+        looks += [] if size.full else _looks(timed.clinic, world, at)
+    # Late enough for steps that wait for others' to be closed.
+    looks += _looks(timed.clinic, world, at + 10 * INTERVAL) if size.full else []
+    patients = [case.patient for case in timed.clinic._cases.values()]
+    return Figures(
+        follows=Counter(patient.follows.value for patient in patients),
+        gpus=sum(patient.gpus for patient in patients),
+        steps=max(patient.depth for patient in patients),
+        grown_mib=_rss_mib() - before,
+        report_seconds=timed.seconds / timed.reports,
+        look_seconds=sum(looks) / len(looks),
+        longest_look_seconds=max(looks),
     )
-    print(f"  followed                       {dict(follows)}, {gpus} GPUs, {timed.clinic.pieces} pieces")
-    print(f"  diagnosis, us a report         {1e6 * timed.seconds / timed.reports:8.0f}")
-    print(f"  diagnosis, us a look           {1e6 * looked / looks:8.0f}")
-    print(f"  diagnosis, cores at this size  {cores:8.3f}")
-    print(f"  memory, MiB in all (with all that the controller keeps of pods)  {grown:8.1f}")
-    print(f"  memory, KiB a workload         {1024 * grown / workloads:8.1f}")
+
+
+def _looks(clinic: Clinic, world: Workloads, at: float) -> list[float]:
+    """Look at all workloads; returns the seconds of CPU that each look took."""
+    looks = []
+    for workload in world.all():
+        begin = time.process_time()
+        clinic.look(workload, command=None, thresholds=None, phase="Running", now=at)
+        looks.append(time.process_time() - begin)
+    return looks
+
+
+def _apart(size: Size) -> Figures:
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as processes:
+        return processes.submit(measure, size).result()
+
+
+def tell(size: Size) -> None:
+    """Measure a size with the diagnosis and without, and print the figures."""
+    with_it, without = _apart(size), _apart(msgspec.structs.replace(size, budget=0))
+    gpus, taken = size.workloads * size.pods * GPUS, with_it.grown_mib - without.grown_mib
+    print(f"\n{size.workloads} workloads, {size.workloads * size.pods} pods, {gpus} GPUs, {size.steps} steps")
+    print(f"  followed                        {dict(with_it.follows)}, {with_it.gpus} GPUs by {with_it.steps} steps")
+    print(f"  memory of the process, MiB      {with_it.grown_mib:8.1f}, without diagnosis {without.grown_mib:.1f}")
+    if with_it.gpus:
+        each = 1024 * taken / with_it.gpus
+        print(f"  diagnosis, KiB a followed GPU   {each:8.2f}, of 80,000 GPUs {80_000 * each / 1024:.0f} MiB")
+    if not size.full:
+        cores = REPORTS_PER_SECOND * with_it.report_seconds, LOOKS_PER_SECOND * with_it.look_seconds
+        longest = 1e3 * with_it.longest_look_seconds
+        print(f"  diagnosis, us a report          {1e6 * with_it.report_seconds:8.0f}")
+        print(f"  diagnosis, us a look            {1e6 * with_it.look_seconds:8.0f}, the longest {longest:.0f} ms")
+        if size.pods * GPUS == 80:
+            print(f"  share of one core, 667 reports/s{sum(cores):8.3f}: reports {cores[0]:.3f}, looks {cores[1]:.3f}")
+    sys.stdout.flush()
 
 
 def main() -> int:
     """Run the bench."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--budget", type=int, default=BUDGET_PIECES)
     parser.add_argument("--quick", action="store_true", help="ten workloads, and one of 1,024 GPUs, alone")
     given = parser.parse_args()
-    measure(10, 10, given.steps, 0)
-    measure(10, 10, given.steps, given.budget)
-    measure(1, 128, given.steps, given.budget)
+    tell(Size(workloads=10, pods=10, steps=given.steps, budget=given.budget))
+    tell(Size(workloads=1, pods=128, steps=given.steps, budget=given.budget))
     if not given.quick:
-        measure(1000, 10, given.steps, given.budget)
+        tell(Size(workloads=100, pods=10, steps=given.steps, budget=given.budget))
+        tell(Size(workloads=1000, pods=10, steps=given.steps, budget=given.budget, full=True))
     return 0
 
 

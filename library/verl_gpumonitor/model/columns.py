@@ -10,6 +10,7 @@ rule asks of reported steps is not kept: time without load, and how samples lay,
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
+from sys import intern
 from typing import Final, TypeVar
 
 from .history import LEARNT_STEPS, USUAL_UTILIZATION, Past, Piece, known, known_of, usual_power
@@ -70,23 +71,29 @@ class StageColumns:
     __slots__ = ("_shares", "_sizes", "_usual_watts", "_width", "depth", "longest_seconds", "role", "stage", "steps")
 
     def __init__(self, stage: str, *, depth: int, width: int) -> None:
-        self.stage, self.depth, self._width = stage, depth, width
+        # Each report brings its names anew.
+        self.stage, self.depth, self._width = intern(stage), depth, width
         self.role = ""
         """The newest step's."""
         self.longest_seconds = 0.0
         """Of all that were ever taken, on any of the GPUs."""
         self.steps = array("i")
         """Numbers of the steps."""
-        self._sizes, self._shares = array("f"), array("H")
+        # At once for all steps: columns that grow would leave holes behind them, half as much as they take.
+        self._sizes = array("f", (_NOT_KNOWN,)) * (_SIZES * width * depth)
+        self._shares = array("H", (_NO_SHARE,)) * (_SHARES * width * depth)
         self._usual_watts = array("f", (_NOT_KNOWN,)) * width
 
     def append(self, step: int, row: StageRow) -> None:
         """Take one more step; the oldest goes when there are more than `depth`."""
-        self.role = row.role
+        self.role = intern(row.role)
         full = len(self.steps) == self.depth
-        _put(self.steps, array("i", (step,)), full=full)
-        _put(self._sizes, _widened(row.sizes, len(row.sizes), _SIZES * self._width, _NOT_KNOWN), full=full)
-        _put(self._shares, _widened(row.shares, len(row.shares), _SHARES * self._width, _NO_SHARE), full=full)
+        if full:
+            del self.steps[0]
+        rows = len(self.steps)
+        self.steps.append(step)
+        _put(self._sizes, rows, _widened(row.sizes, len(row.sizes), _SIZES * self._width, _NOT_KNOWN), full=full)
+        _put(self._shares, rows, _widened(row.shares, len(row.shares), _SHARES * self._width, _NO_SHARE), full=full)
         # NaN, of a GPU that did not do this, is never greater.
         self.longest_seconds = max(self.longest_seconds, *row.sizes[::_SIZES])
 
@@ -99,7 +106,8 @@ class StageColumns:
 
     def figures(self, which: int, place: int) -> "array[float]":
         """Return one of the sizes of the GPU at a place, of all rows; NaN where it is not known."""
-        return self._sizes[_SIZES * place + which :: _SIZES * self._width]
+        stride = _SIZES * self._width
+        return self._sizes[_SIZES * place + which : stride * len(self.steps) : stride]
 
     def piece(self, row: int, place: int) -> Piece:
         """Unpack what one GPU did in one step."""
@@ -172,7 +180,8 @@ class PodColumns:
         for stage, row in rows.items():
             columns = self.stages.get(stage)
             if columns is None:
-                columns = self.stages[stage] = StageColumns(stage, depth=self._depth, width=self._width)
+                columns = StageColumns(stage, depth=self._depth, width=self._width)
+                self.stages[columns.stage] = columns
             columns.append(step, row)
         for columns in self.stages.values():
             columns.learn()
@@ -236,13 +245,12 @@ def _share(part: float, whole: float) -> int:
 N = TypeVar("N", float, int)
 
 
-def _put(column: "array[N]", row: "array[N]", *, full: bool) -> None:
-    """Add a row; where there is no more room the oldest goes, and the rest moves up in place."""
+def _put(column: "array[N]", number: int, row: "array[N]", *, full: bool) -> None:
+    """Write the row of a number; where there was no room for it all move up first, and the oldest goes."""
+    width = len(row)
     if full:
-        column[: -len(row)] = column[len(row) :]
-        column[-len(row) :] = row
-    else:
-        column.extend(row)
+        column[:-width] = column[width:]
+    column[number * width : (number + 1) * width] = row
 
 
 def _widened(column: "array[N]", width: int, wider: int, fill: N) -> "array[N]":

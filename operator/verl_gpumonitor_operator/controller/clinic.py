@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stage-aware diagnosis of all running workloads: who is followed how far, and what is thought of each. Pure.
 
-Room is bounded: finished pieces of steps are what takes memory, so that they have a budget over all workloads. Large
-ones are followed by two GPUs of each pod, or not at all, which is said; the simple rules look at those all the same.
+Room is bounded: finished pieces of steps are what takes memory, so that they have a budget over all workloads, which is
+enough for 80,000 GPUs. Beyond it, and of a very large workload, two GPUs of each pod are followed, or none, which is
+said; the simple rules look at those all the same.
 Advice takes milliseconds, and is asked for when a problem is new or its evidence has changed notably.
 """
 
@@ -22,18 +23,20 @@ from verl_gpumonitor.model.report import Report
 from verl_gpumonitor_operator.settings import SettingsError
 
 from .launch import Command
-from .patient import Follows, Patient
+from .patient import SOME, Follows, Patient
 from .workloads import PodTrack, Workload
 
-BUDGET_PIECES: Final = 400_000
-"""Pieces of finished steps that are kept of all workloads; 56 bytes each, and as much again around them."""
-MOST_OF_ROOM: Final = 0.25
-"""One workload takes no more of it; it is also some 1,000 GPUs, which one look judges in a tenth of a second."""
+BUDGET_PIECES: Final = 11_500_000
+"""Pieces of finished steps that are kept of all workloads: 80,000 GPUs in 1,000 workloads have room."""
+MOST_GPUS: Final = 1040
+"""Of one workload no more are followed: a look at them all, when a step has ended, is not to hold up others."""
 STAGES: Final = 8
 """Stages of a usual step."""
 DEEP: Final = 24
-SHALLOW: Final = 12
-"""Steps that are remembered: rules that look farthest want eight, and some that are not like the others."""
+SHALLOW: Final = 16
+"""Steps that are remembered: rules look at eight, and for a slow leak at twice as many. Thresholds may ask for more."""
+DEEP_SHARE, ALL_SHARE = 0.1, 0.95
+"""Parts of the room up to which workloads are followed by so many steps, and by all their GPUs."""
 SETTLED_STEPS: Final = 3
 """Until then the simple rules, which see the present alone, are asked as well."""
 JUDGE_SECONDS: Final = 5.0
@@ -163,14 +166,13 @@ class Clinic:
     def _admit(self, workload: Workload) -> tuple[Follows, int]:
         """Say how a workload is followed: deeply while there is room, by two GPUs of a pod when there is little."""
         sizes = [track.record.gpus_requested for track in workload.pods() if track.record.gpus_requested > 0]
-        gpus, pods, taken = max(sum(sizes), workload.job.gpus_requested or 0), max(1, len(sizes)), self.pieces
-        most = MOST_OF_ROOM * self._budget
+        gpus, pods = max(sum(sizes), workload.job.gpus_requested or 0), max(1, len(sizes))
         for follows, depth, wanted, share in (
-            (Follows.ALL, DEEP, gpus, 0.5),
-            (Follows.ALL, SHALLOW, gpus, 0.75),
-            (Follows.SOME, SHALLOW, 2 * pods, 1.0),
+            (Follows.ALL, DEEP, gpus, DEEP_SHARE),
+            (Follows.ALL, SHALLOW, gpus, ALL_SHARE),
+            (Follows.SOME, SHALLOW, SOME * pods, 1.0),
         ):
-            if wanted * STAGES * depth <= most and taken + wanted * STAGES * depth <= share * self._budget:
+            if wanted <= MOST_GPUS and self._taken + wanted * STAGES * depth <= share * self._budget:
                 return follows, depth
         return Follows.NONE, SHALLOW
 

@@ -15,7 +15,18 @@ from verl_gpumonitor.diagnosis.thresholds import Thresholds
 from verl_gpumonitor.model.report import Report, StageNow, StageQuality, StepGpu, StepReport, StepStage
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.trace import JobLine, PodLine
-from verl_gpumonitor_operator.controller.clinic import Clinic, Found, Opinion, thresholds_of
+from verl_gpumonitor_operator.controller.clinic import (
+    ALL_SHARE,
+    BUDGET_PIECES,
+    DEEP,
+    DEEP_SHARE,
+    SHALLOW,
+    STAGES,
+    Clinic,
+    Found,
+    Opinion,
+    thresholds_of,
+)
 from verl_gpumonitor_operator.controller.jobs import JobKind
 from verl_gpumonitor_operator.controller.launch import Command
 from verl_gpumonitor_operator.controller.ports import ContainerPhase, ContainerState, PodIdentity, PodRecord
@@ -260,7 +271,7 @@ def test_after_a_restart_what_is_gone_is_over_after_some_steps() -> None:
 
 
 def test_where_there_is_no_room_a_job_is_followed_in_part_or_not_at_all() -> None:
-    for budget, gpus in ((10_000, 8), (2_000, 4), (100, 0)):
+    for budget, gpus in ((10_000, 8), (1_000, 4), (100, 0)):
         course = Course(Clinic(interval_seconds=INTERVAL, budget_pieces=budget), peaks=CALM[:2], gpus=4)
         course.run()
         coverage = course.opinions[-1].coverage
@@ -268,6 +279,12 @@ def test_where_there_is_no_room_a_job_is_followed_in_part_or_not_at_all() -> Non
         assert coverage["gpus"] == gpus
         assert (coverage["message"] is None) == (budget == 10_000)
     assert course.opinions[-1].unknown["Hung"][0] == "NotFollowed"
+
+
+def test_there_is_room_for_eighty_thousand_gpus() -> None:
+    deep = DEEP_SHARE * BUDGET_PIECES / (STAGES * DEEP)
+    shallow = (ALL_SHARE - DEEP_SHARE) * BUDGET_PIECES / (STAGES * SHALLOW)
+    assert deep + shallow >= 80_000
 
 
 def test_room_is_given_back() -> None:
