@@ -3,8 +3,8 @@
 """The stage-aware diagnosis of all running workloads: who is followed how far, and what is thought of each. Pure.
 
 Room is bounded: finished pieces of steps are what takes memory, so that they have a budget over all workloads, which is
-enough for 80,000 GPUs. Beyond it, and of a very large workload, two GPUs of each pod are followed, or none, which is
-said; the simple rules look at those all the same.
+enough for 17,000 GPUs. Beyond it, and of a very large workload, two GPUs of each pod are followed, or none, which
+is said; the simple rules look at those all the same.
 Advice takes milliseconds, and is asked for when a problem is new or its evidence has changed notably.
 """
 
@@ -26,8 +26,9 @@ from .launch import Command
 from .patient import SOME, Follows, Patient
 from .workloads import PodTrack, Workload
 
-BUDGET_PIECES: Final = 11_500_000
-"""Pieces of finished steps that are kept of all workloads: 80,000 GPUs in 1,000 workloads have room."""
+BUDGET_PIECES: Final = 2_500_000
+"""Pieces of finished steps that are kept of all workloads: 17,000 GPUs have room, in 100 MiB. 80,000 would
+take half of the controller's memory, and their pods' connections and reports take the other."""
 MOST_GPUS: Final = 1040
 """Of one workload no more are followed: a look at them all, when a step has ended, is not to hold up others."""
 STAGES: Final = 8
