@@ -198,6 +198,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure(size: Size) -> Figures:
     """Let a population live. To be called in a process of its own."""
+    # As the controller does.
+    gc.set_threshold(50_000, 20, 100)
     timed = Timed(Clinic(interval_seconds=INTERVAL, budget_pieces=size.budget))
     world, records = _world(size.workloads, size.pods, timed)
     gc.collect()
