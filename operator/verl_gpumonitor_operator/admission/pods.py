@@ -12,15 +12,13 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final
 
+from verl_gpumonitor.model.kubernetes import JOB_NAME, RAY_NODE, RAY_NODE_TYPE
+
 from . import quantities
 from .quantities import UNIT, Amount, Amounts
 
 Json = Mapping[str, Any]
 
-RAY_NODE_LABEL: Final = "ray.io/is-ray-node"
-RAY_NODE_TYPE_LABEL: Final = "ray.io/node-type"
-RAY_CLUSTER_LABEL: Final = "ray.io/cluster"
-KUBEFLOW_JOB_LABEL: Final = "training.kubeflow.org/job-name"
 KUBEFLOW_OPERATOR_LABEL: Final = "training.kubeflow.org/operator-name"
 PYTORCHJOB_OPERATOR: Final = "pytorchjob-controller"
 """The only one of the training-operator's kinds of job that the controller knows how to show."""
@@ -108,10 +106,10 @@ def family(pod: Json) -> Family | None:
     That is submitters, redis-cleanup Jobs (a node type of their own) and MPIJobs, TFJobs and the like.
     """
     held = labels(pod)
-    if held.get(RAY_NODE_LABEL) == "yes":
-        return {"head": Family.RAY_HEAD, "worker": Family.RAY_WORKER}.get(text(held.get(RAY_NODE_TYPE_LABEL)))
+    if held.get(RAY_NODE) == "yes":
+        return {"head": Family.RAY_HEAD, "worker": Family.RAY_WORKER}.get(text(held.get(RAY_NODE_TYPE)))
     is_pytorch = held.get(KUBEFLOW_OPERATOR_LABEL, PYTORCHJOB_OPERATOR) == PYTORCHJOB_OPERATOR
-    return Family.KUBEFLOW if KUBEFLOW_JOB_LABEL in held and is_pytorch else None
+    return Family.KUBEFLOW if JOB_NAME in held and is_pytorch else None
 
 
 def is_mirror(pod: Json) -> bool:

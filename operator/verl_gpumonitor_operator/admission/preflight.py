@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from verl_gpumonitor.model.kubernetes import RAY_CLUSTER
 from verl_gpumonitor_operator.certificates import CA_BUNDLE
 from verl_gpumonitor_operator.settings import Settings
 
@@ -209,7 +210,7 @@ class Preflight:
 
     async def _ray_cluster_has_gpus(self, pod: Json, namespace: str) -> bool | None:
         """Ask for a head's RayCluster. None where that is not needed, or was not answered."""
-        name = pods.text(pods.labels(pod).get(pods.RAY_CLUSTER_LABEL))
+        name = pods.text(pods.labels(pod).get(RAY_CLUSTER))
         if not name or not mutation.needs_ray_cluster(pod, self._settings):
             return None
         cached = self._ray_clusters.get((namespace, name))

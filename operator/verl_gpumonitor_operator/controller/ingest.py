@@ -25,6 +25,7 @@ from typing import Final
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from verl_gpumonitor.model.kubernetes import RAY_NODE_TYPE
 from verl_gpumonitor.model.report import (
     MAX_REPORT_BYTES,
     Report,
@@ -41,7 +42,6 @@ from .tokens import IdentityError, ReviewFailedError, ReviewsThrottledError, Tok
 
 log = logging.getLogger(__name__)
 
-RAY_NODE_TYPE_LABEL: Final = "ray.io/node-type"
 CODES: Final = (200, 400, 401, 403, 404, 405, 408, 409, 413, 429, 500, 503)
 """All codes that are answered; each is a series from the start, so that rates have no holes."""
 
@@ -331,4 +331,4 @@ def is_ray_node(pod: PodRecord) -> bool:
 
 def is_ray_head(pod: PodRecord) -> bool:
     """Whether a pod is the head of a RayCluster."""
-    return is_ray_node(pod) and pod.labels.get(RAY_NODE_TYPE_LABEL) == "head"
+    return is_ray_node(pod) and pod.labels.get(RAY_NODE_TYPE) == "head"

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
+from verl_gpumonitor.model.kubernetes import unix_seconds
 from verl_gpumonitor.model.redaction import redact
 from verl_gpumonitor.model.vocabulary import Phase
 
@@ -328,19 +329,6 @@ def controlling_owner(references: object) -> Owner | None:
                 uid=str(reference.get("uid", "")),
             )
     return None
-
-
-def unix_seconds(timestamp: object) -> float | None:
-    """Unix seconds of a Kubernetes timestamp (RFC 3339); None if it is none."""
-    if not isinstance(timestamp, str):
-        return None
-    try:
-        moment = datetime.fromisoformat(timestamp)
-    except ValueError:
-        return None
-    seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    # Go's zero time (year 1) stands for «not set» in some objects.
-    return seconds if seconds > 0 else None
 
 
 def timestamp(seconds: float | None) -> str | None:

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from verl_gpumonitor.model.kubernetes import unix_seconds
+
 from .documents import MANAGED_BY
-from .jobs import KINDS, JobKind, JsonObject, unix_seconds
+from .jobs import KINDS, JobKind, JsonObject
 
 GROUP: Final = "gpumonitor.dev"
 VERSION: Final = "v1alpha1"

@@ -12,29 +12,32 @@ from typing import Final
 import msgspec
 
 from verl_gpumonitor.model import wiring
+from verl_gpumonitor.model.kubernetes import (
+    JOB_NAME,
+    RAY_CLUSTER,
+    RAY_GROUP,
+    RAY_NODE,
+    RAY_NODE_TYPE,
+    REPLICA_INDEX,
+    REPLICA_TYPE,
+    unix_seconds,
+)
 from verl_gpumonitor_operator.command import COMMAND
 from verl_gpumonitor_operator.kube.client import KubeClient
 from verl_gpumonitor_operator.kube.reflector import Decoded, Reflector
 
-from .jobs import GpuResources, unix_seconds
+from .jobs import GpuResources
 from .ports import ContainerPhase, ContainerState, Owner, PodObserver, PodRecord
 
-LABEL_RAY_CLUSTER: Final = "ray.io/cluster"
-LABEL_RAY_NODE_TYPE: Final = "ray.io/node-type"
-LABEL_RAY_GROUP: Final = "ray.io/group"
-LABEL_JOB_NAME: Final = "training.kubeflow.org/job-name"
-LABEL_REPLICA_TYPE: Final = "training.kubeflow.org/replica-type"
-LABEL_REPLICA_INDEX: Final = "training.kubeflow.org/replica-index"
-
 KEPT_LABELS: Final = (
-    LABEL_RAY_CLUSTER,
-    LABEL_RAY_NODE_TYPE,
-    LABEL_RAY_GROUP,
-    LABEL_JOB_NAME,
-    LABEL_REPLICA_TYPE,
-    LABEL_REPLICA_INDEX,
+    RAY_CLUSTER,
+    RAY_NODE_TYPE,
+    RAY_GROUP,
+    JOB_NAME,
+    REPLICA_TYPE,
+    REPLICA_INDEX,
 )
-SELECTORS: Final = ("ray.io/is-ray-node=yes", LABEL_JOB_NAME)
+SELECTORS: Final = (f"{RAY_NODE}=yes", JOB_NAME)
 """The pods that the webhook looks at, too."""
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
+from verl_gpumonitor.model.kubernetes import RAY_GROUP, RAY_NODE_TYPE
 from verl_gpumonitor.model.marks import EVERY_NODE
 from verl_gpumonitor.model.report import ClusterStages, PodStages, RayJobInfo, RayStage, Report
 from verl_gpumonitor.model.stages import StageSource
@@ -26,7 +27,6 @@ from verl_gpumonitor.model.stages import StageSource
 from .jobs import JobKind, JobSeen
 from .ledger import PodLedger, total_of
 from .ledger_text import WrittenLedger
-from .pods import LABEL_RAY_GROUP, LABEL_RAY_NODE_TYPE
 from .ports import AcceptResult, PodIdentity, PodRecord
 from .relay import ClusterRelay
 from .steps import PodSteps, PoolSteps, pace_of
@@ -70,12 +70,12 @@ class PodTrack:
     @property
     def pool(self) -> str:
         """GPUs of one pool do the same work: Ray's group, or all pods of a PyTorchJob."""
-        return self.record.labels.get(LABEL_RAY_GROUP, "")
+        return self.record.labels.get(RAY_GROUP, "")
 
     @property
     def is_head(self) -> bool:
         """It is the head of a Ray cluster."""
-        return self.record.labels.get(LABEL_RAY_NODE_TYPE) == HEAD
+        return self.record.labels.get(RAY_NODE_TYPE) == HEAD
 
     def take(self, report: Report, received_at: float) -> None:
         """Keep the gauges of a report that was counted."""

@@ -10,8 +10,9 @@ import pytest
 from verl_gpumonitor.cli.bundles.answers import PodRecord
 from verl_gpumonitor.cli.bundles.kubectl import Answer
 from verl_gpumonitor.cli.bundles.merge import Bundle
-from verl_gpumonitor.cli.bundles.pods import JobPod, NoPods, list_path, unix_seconds
+from verl_gpumonitor.cli.bundles.pods import JobPod, NoPods, list_path
 from verl_gpumonitor.cli.monitors import GPUMonitor, Spec, Status, WorkloadRef, WorkloadSeen
+from verl_gpumonitor.model.kubernetes import unix_seconds
 from verl_gpumonitor.model.trace import NotATrace
 
 UNIX = 1e9

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.controller.builders import GPUS, gpu_template, metadata
+from verl_gpumonitor.model.kubernetes import unix_seconds
 from verl_gpumonitor.model.vocabulary import Phase
 from verl_gpumonitor_operator.controller.jobs import (
     JobKind,
@@ -19,7 +20,6 @@ from verl_gpumonitor_operator.controller.jobs import (
     ray_job_phase,
     timestamp,
     train_job_phase,
-    unix_seconds,
 )
 
 

@@ -15,6 +15,7 @@ import pytest
 from tests.unit.controller.builders import GIB, gpu, gpu_template, identity, metadata, owner_of, pod, report
 from tests.unit.controller.fakeapi import FakeApi
 from verl_gpumonitor.diagnosis import DiagnosisLimits
+from verl_gpumonitor.model.kubernetes import unix_seconds
 from verl_gpumonitor.model.report import GpuReport, StageCount, StageNow, StageQuality
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import GpuState, Severity
@@ -22,7 +23,7 @@ from verl_gpumonitor_operator.controller import ledger_text
 from verl_gpumonitor_operator.controller.clinic import Clinic
 from verl_gpumonitor_operator.controller.documents import Deployment
 from verl_gpumonitor_operator.controller.events import EventRecorder
-from verl_gpumonitor_operator.controller.jobs import JobKind, timestamp, unix_seconds
+from verl_gpumonitor_operator.controller.jobs import JobKind, timestamp
 from verl_gpumonitor_operator.controller.ledgers import Ledgers
 from verl_gpumonitor_operator.controller.namespaces import Namespaces, NamespaceSeen
 from verl_gpumonitor_operator.controller.ports import PodIdentity, PodRecord

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from verl_gpumonitor.cli.monitors import GPUMonitor
+from verl_gpumonitor.model.kubernetes import unix_seconds
 from verl_gpumonitor.model.trace import (
     TRACE_FORMAT,
     Frameworks,
@@ -27,7 +28,7 @@ from verl_gpumonitor.model.trace import (
 )
 
 from .answers import PodRecord
-from .pods import JobPod, unix_seconds
+from .pods import JobPod
 
 SKEW_SECONDS: Final = 2.0
 """The reader of a trace puts lines in order that are so far apart."""

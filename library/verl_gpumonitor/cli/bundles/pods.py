@@ -3,7 +3,6 @@
 """The pods of a GPUMonitor's job: which they are, whether their sidecars can be asked, what became of them. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -11,14 +10,19 @@ import msgspec
 
 from verl_gpumonitor.cli.monitors import GPUMonitor
 from verl_gpumonitor.model import wiring
+from verl_gpumonitor.model.kubernetes import (
+    JOB_NAME,
+    RAY_CLUSTER,
+    RAY_GROUP,
+    RAY_NODE,
+    RAY_NODE_TYPE,
+    REPLICA_TYPE,
+    unix_seconds,
+)
 from verl_gpumonitor.model.trace import TracePod
 
-RAY_CLUSTER: Final = "ray.io/cluster"
-RAY_NODE: Final = "ray.io/is-ray-node=yes"
-JOB_NAME: Final = "training.kubeflow.org/job-name"
-_ROLE_LABELS: Final = ("ray.io/node-type", "training.kubeflow.org/replica-type")
+_ROLE_LABELS: Final = (RAY_NODE_TYPE, REPLICA_TYPE)
 _ROLES: Final = ("head", "worker", "master")
-_GROUP_LABEL: Final = "ray.io/group"
 _FREE_PORT: Final = (
     f"its sidecar took a free port, since the pod is on the node's network or has {wiring.METRICS_PORT} for itself:"
     " which one is not known from outside"
@@ -146,7 +150,7 @@ def list_path(namespace: str, monitor: GPUMonitor) -> str:
         cluster = ref.name if ref.kind == "RayCluster" else monitor.status.workload.ray_cluster
         if not cluster:
             raise NoPods("no RayCluster of it is known yet")
-        selector = f"{RAY_CLUSTER}={cluster},{RAY_NODE}"
+        selector = f"{RAY_CLUSTER}={cluster},{RAY_NODE}=yes"
     else:
         raise NoPods(f"pods of a {ref.kind or 'job without a kind'} are not monitored")
     return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods?labelSelector={quote(selector, safe='')}"
@@ -174,7 +178,7 @@ def _job_pod(pod: _Pod) -> JobPod:
         phase=pod.status.phase,
         node=pod.spec.node_name,
         node_role=role if role in _ROLES else None,
-        group=labels.get(_GROUP_LABEL),
+        group=labels.get(RAY_GROUP),
         gpus_requested=_gpus(pod.spec.containers, sidecar),
         port=port,
         why=why,
@@ -222,13 +226,3 @@ def _ends(statuses: Iterable[_ContainerStatus]) -> Iterator[End]:
                     at_unix=unix_seconds(ended.finished_at),
                     restarts=status.restart_count,
                 )
-
-
-def unix_seconds(timestamp: str | None) -> float | None:
-    """Return a time of Kubernetes in Unix seconds; None for none and for what is no time."""
-    if not timestamp:
-        return None
-    try:
-        return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return None
