@@ -11,11 +11,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from verl_gpumonitor.model.figures import GIB
 from verl_gpumonitor.model.samples import GpuProcess, GpuSample, NodeSample
 from verl_gpumonitor.model.vocabulary import GpuState
 from verl_gpumonitor.stages.names import classify
 
-GIB: Final = 2**30
 BARS: Final = "▁▂▃▄▅▆▇█"
 GAP: Final = "·"
 """A moment that could not be read: no bar, for the lowest one would say 0."""

@@ -39,7 +39,7 @@ from verl_gpumonitor.model.trace import (
     TracePod,
     XidLine,
 )
-from verl_gpumonitor.model.vocabulary import HEAT_AND_BRAKES, UNKNOWN
+from verl_gpumonitor.model.vocabulary import UNKNOWN, held_down
 from verl_gpumonitor.stages.tables import Kind
 
 from .minutes import Minutes
@@ -734,4 +734,4 @@ def _add_load(piece: Piece, line: GpuLine, seconds: float) -> None:
 
 def seconds_throttled(line: GpuLine, seconds: float) -> float:
     """Return the seconds of a sample if heat or a power brake held the clocks down in it, else 0."""
-    return 0.0 if not line.throttled or HEAT_AND_BRAKES.isdisjoint(line.throttled) else seconds
+    return seconds if held_down(line.throttled or ()) else 0.0

@@ -5,6 +5,7 @@
 Stages and roles are plain strings, because a later verl may bring new ones; the sets here are those we know.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 from .enums import StrEnum
@@ -123,3 +124,8 @@ class Phase(StrEnum):
     FAILED = "Failed"
     STOPPED = "Stopped"
     UNKNOWN = "Unknown"
+
+
+def held_down(reasons: Iterable[str]) -> bool:
+    """Say whether heat or a power brake is among the reasons why clocks are as they are."""
+    return not HEAT_AND_BRAKES.isdisjoint(reasons)

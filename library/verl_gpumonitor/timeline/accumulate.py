@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from verl_gpumonitor.model.samples import GpuCounters, GpuSample
-from verl_gpumonitor.model.vocabulary import HEAT_AND_BRAKES
+from verl_gpumonitor.model.vocabulary import held_down
 
 RECENT_SECONDS: Final = 60.0
 _BUCKET_SECONDS: Final = 5.0
@@ -99,8 +99,7 @@ def _throttled(total: float | None, sample: GpuSample, observed: float) -> float
     """Add the time that a sample stands for, if the clocks are held down in it."""
     if sample.throttled is None:
         return total
-    held = sample.throttled and not HEAT_AND_BRAKES.isdisjoint(sample.throttled)
-    return (total or 0.0) + (observed if held else 0.0)
+    return (total or 0.0) + (observed if held_down(sample.throttled) else 0.0)
 
 
 def _energy(state: GpuAccumulator, sample: GpuSample, covered: float) -> float | None:

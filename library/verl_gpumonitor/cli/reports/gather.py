@@ -14,8 +14,6 @@ from verl_gpumonitor.model.trace import GpuLine, Header, Record
 
 from .tracks import Axis, Bucket, Seen, Track
 
-GIB = 2**30
-
 
 class StageRow(msgspec.Struct, frozen=True, kw_only=True):
     """One stage over the whole run, all GPUs together."""
