@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A GPUMonitor as a page of HTML and as Markdown: what its status knows, a summary without values over time."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from markupsafe import Markup
@@ -16,7 +16,7 @@ from verl_gpumonitor.model.vocabulary import UNKNOWN
 from .charts import bar, budget_bar
 from .gather import StageRow
 from .page import advice_view, environment, gib, percent, stage_view
-from .ticket import escaped, table
+from .ticket import advice_lines, escaped, table
 
 NO_TIME_SERIES: Final = (
     "A GPUMonitor is a summary and has no values over time. gpumon bundle brings those of the last half hour,"
@@ -239,17 +239,10 @@ def _findings(monitor: GPUMonitor) -> Iterator[str]:
         where = f" in {escaped(view['stage'])}" if view["stage"] else ""
         what = f"**{escaped(view['reason'])}**{where} ({view['severity']}). {escaped(view['when'])}"
         yield f"- {what}. {escaped(view['message'])}"
-        yield from _advice(view["advice"])
+        yield from advice_lines(view["advice"])
     if not monitor.status.findings:
         yield "Nothing is open."
     rest = [advice_view(advice) for advice in advice_of(monitor, None)]
     if rest:
         yield from ("", "Also recommended:", "")
-        yield from _advice(rest)
-
-
-def _advice(views: Iterable[Mapping[str, str]]) -> Iterator[str]:
-    for view in views:
-        change = f"`{view['change'].replace('`', '')}`: " if view["change"] else ""
-        price = f" Price: {escaped(view['price'])}." if view["price"] else ""
-        yield f"  - {change}{escaped(view['text'])}.{price}"
+        yield from advice_lines(rest)

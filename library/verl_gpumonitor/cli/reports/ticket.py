@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run as Markdown, for tickets and chats."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from verl_gpumonitor.cli.findings import ordered
 
@@ -50,12 +50,16 @@ def _findings(run: Run) -> Iterable[str]:
         view = finding_view(tracked)
         where = f" in {view['stage']}" if view["stage"] else ""
         lines.append(f"- **{view['reason']}**{where} ({view['severity']}). {view['when']}. {escaped(view['message'])}")
-        for advice in tracked.finding.advice:
-            seen = advice_view(advice)
-            change = f"`{seen['change'].replace('`', '')}`: " if seen["change"] else ""
-            price = f" Price: {escaped(seen['price'])}." if seen["price"] else ""
-            lines.append(f"  - {change}{escaped(seen['text'])}.{price}")
+        lines += advice_lines(advice_view(advice) for advice in tracked.finding.advice)
     return lines
+
+
+def advice_lines(views: Iterable[Mapping[str, str]]) -> Iterator[str]:
+    """Yield an item for each piece of advice, as `advice_view` shows it."""
+    for view in views:
+        change = f"`{view['change'].replace('`', '')}`: " if view["change"] else ""
+        price = f" Price: {escaped(view['price'])}." if view["price"] else ""
+        yield f"  - {change}{escaped(view['text'])}.{price}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
