@@ -36,7 +36,7 @@ sys.path.insert(0, str(SIMULATION))  # As pytest does by its settings.
 
 import simgpu  # noqa: E402 - its folder is known from here on
 
-from tests.bench.sidecar_ray import IP, Job, answer, titled_processes  # noqa: E402
+from tests.bench.sidecar_ray import IP, Job, answer, in_a_pod  # noqa: E402
 from tests.contract.sidecar.controller import SERVER_NAME, Authority, Controller  # noqa: E402
 from verl_gpumonitor.model import wiring  # noqa: E402
 from verl_gpumonitor_sidecar.settings import ENV_MARKS_PORT  # noqa: E402
@@ -55,9 +55,9 @@ MEANING = """\
 RSS, private: resident memory, and the part that no other process shares. CPU: of one core, driver's part included.
 a call: CPU that a call into the driver takes beyond the simulation's own. series: on /metrics, for each GPU.
 the bare calls: the sidecar's calls at its pace, and nothing else; the rest of its CPU is what it makes of them.
-worker, head: all sources on (titles of 8 processes, Ray's agent each 5 s, on the head the State API each second, else
-the head's word in the answers), with another stage each 5 s; marked: the job marks its stages, and titles and agent
-rest. Compare within a run: a busy machine doubles the CPU."""
+worker, head: all sources on (titles of 8 processes among 50 in a namespace of its own, Ray's agent each 5 s, on the
+head the State API each second, else the head's word in the answers), with another stage each 5 s; marked: the job
+marks its stages, and titles and agent rest. Compare within a run: a busy machine doubles the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +128,8 @@ class Program:
     name: str
     command: list[str]
     environ: dict[str, str]
+    apart: bool = False
+    """It is a child of the command, in a process namespace of its own."""
     port: int | None = None
     """Of its /metrics; None: it has none."""
     around: Callable[[], "Iterator[dict[str, str]]"] = lambda: iter([{}])
@@ -151,7 +153,8 @@ def programs(where: Path, without_nvitop: bool) -> Iterator[Program]:
     ):
         yield Program(
             name=f"gpumon-sidecar, {name}",
-            command=[str(PROGRAM)],
+            command=in_a_pod([str(PROGRAM)], GPUS),
+            apart=True,
             environ=pod_environ(port)
             | {
                 wiring.ENV_RAY_NODE_TYPE: node_type,
@@ -237,7 +240,6 @@ def nvitop() -> tuple[str, str] | None:
 def measure(together: list[Program], where: Path, *, call_microseconds: int, seconds: float) -> list[Cost]:
     """Run the programs at the same time, let them settle, and see what each takes in so many seconds."""
     with ExitStack() as running:
-        running.enter_context(titled_processes(GPUS))
         started = [running.enter_context(_started(program, where, call_microseconds)) for program in together]
         time.sleep(SETTLE_SECONDS)
         for one in started:
@@ -275,7 +277,7 @@ class Started:
                 self.page = answer.read().decode()
 
     def spent(self) -> Spent:
-        calls = sum(client.calls for client in simgpu.clients(self.gpus) if client.pid == self.pid)
+        calls = sum(client.calls for client in simgpu.clients(self.gpus))
         # The process's CPU clock, as clock_getcpuclockid gives it: /proc counts in hundredths of a second.
         return Spent(at=time.monotonic(), cpu_seconds=time.clock_gettime((~self.pid << 3) | 2), calls=calls)
 
@@ -319,10 +321,17 @@ def _running(program: Program, environ: dict[str, str]) -> Iterator[int]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        yield process.pid
+        yield _only_child(process.pid) if program.apart else process.pid
     finally:
         process.kill()
         process.wait()
+
+
+def _only_child(pid: int) -> int:
+    """Return the pid of a process's child, as this namespace knows it, once there is one."""
+    while not (children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        time.sleep(0.05)
+    return int(children[0])
 
 
 def _series_per_gpu(page: str) -> float:

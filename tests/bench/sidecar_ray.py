@@ -6,12 +6,10 @@ Stages change each five seconds, so that nothing that a sidecar reads is as it w
 """
 
 import json
+import os
 import socket
-import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from tests.contract.sidecar.ray import Ray, agent_page
 from verl_gpumonitor.model.marks import Mark, MarkState, encode
@@ -31,6 +29,9 @@ WORKER_PAGE_BYTES = 72_000
 HEAD_PAGE_BYTES = 370_000
 OTHER_TASKS = 20
 """Running tasks of others on the cluster."""
+IDLE_WORKERS = 16
+OTHER_PROCESSES = 24
+"""In a worker's pod: Ray's own and forked children, loaders of data, compilers."""
 
 
 def stage_at(at: float) -> tuple[str, str, str, float]:
@@ -154,15 +155,17 @@ def _listing(result: list[dict[str, object]]) -> bytes:
     return json.dumps({"result": True, "msg": "", "data": {"result": {"result": result, "warnings": None}}}).encode()
 
 
-@contextmanager
-def titled_processes(number: int) -> Iterator[None]:
-    """Run processes whose titles are those of Ray's workers."""
-    title = "ray::WorkerDict.actor_rollout_ref_update_actor"
-    command = ["bash", "-c", f"exec -a '{title}' sleep 1000"]
-    running = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for _ in range(number)]
-    try:
-        yield
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
+def in_a_pod(command: list[str], workers: int) -> list[str]:
+    """Return a command that runs another in a process namespace of its own, beside those that a Ray worker's pod has.
+
+    These are `workers` that train, workers of Ray that wait for tasks, and others. It is the first child's child.
+    """
+    script = f"""
+        for _ in {{1..{workers}}}; do (exec -a ray::WorkerDict.actor_rollout_ref_update_actor sleep 1000) & done
+        for _ in {{1..{IDLE_WORKERS}}}; do (exec -a ray::IDLE sleep 1000) & done
+        for _ in {{1..{OTHER_PROCESSES}}}; do sleep 1000 & done
+        exec "$@"
+    """
+    own = ["--pid", "--fork", "--mount-proc", "--kill-child"]
+    rights = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    return ["unshare", *rights, *own, "bash", "-c", script, "pod", *command]

@@ -3,13 +3,17 @@
 """What runs in a pod, by the titles of its processes."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_gpumonitor.model.stages import StageSource
+from verl_gpumonitor.stages.sources import titles as titles_module
+from verl_gpumonitor.stages.sources.proc_files import ProcFiles
 from verl_gpumonitor.stages.sources.titles import (
+    LIST_ANYWAY_SCANS,
     LIST_SCANS,
     RARE_SCANS,
     SETTLED_SCANS,
@@ -41,6 +45,8 @@ class FakeProc:
 
     def remove(self, pid: int) -> None:
         for file in (self.root / str(pid)).iterdir():
+            # An open file of a process that is gone tells nothing.
+            file.write_text("")
             file.unlink()
         (self.root / str(pid)).rmdir()
 
@@ -165,14 +171,21 @@ def test_what_has_long_been_none_of_ours_is_seldom_looked_at(proc: FakeProc, mon
         proc.put(pid, "sleep", "sleep 1")
     proc.put(20, "x", UPDATE)
     read: list[int] = []
+    files = ProcFiles(proc.root)
+    monkeypatch.setattr(titles_module, "ProcFiles", lambda _: files)
     titles = Titles(proc.root)
-    plain = titles._read
+    command_line, stat = files.command_line, files.stat
 
-    def counted(pid: int, what: str) -> bytes:
+    def counted_line(pid: int, *, keep: bool = False) -> bytes | None:
         read.append(pid)
-        return plain(pid, what)
+        return command_line(pid, keep=keep)
 
-    monkeypatch.setattr(titles, "_read", counted)
+    def counted_stat(pid: int) -> bytes:
+        read.append(pid)
+        return stat(pid)
+
+    monkeypatch.setattr(files, "command_line", counted_line)
+    monkeypatch.setattr(files, "stat", counted_stat)
     for at in range(SETTLED_SCANS + 2):
         titles.observe(at)
     read.clear()
@@ -235,3 +248,38 @@ def test_a_new_process_is_seen_within_three_scans(proc: FakeProc) -> None:
     for at in range(11, 11 + LIST_SCANS):
         titles.observe(at)
     assert [(stage, pid) for stage, pid, *_ in stages(titles, 13)] == [("update_actor", 21)]
+
+
+@pytest.mark.parametrize(
+    ("loadavg", "within"),
+    [
+        pytest.param(["0.1 0.1 0.1 2/300 21\n"], LIST_SCANS, id="a newer number was given"),
+        pytest.param(["0.1 0.1 0.1 2/300 20\n"], LIST_ANYWAY_SCANS + LIST_SCANS, id="the number is made up"),
+        pytest.param(["0.1 0.1 0.1 0/0 0\n"], LIST_ANYWAY_SCANS + LIST_SCANS, id="there is none"),
+        pytest.param([], LIST_SCANS, id="the system does not say"),
+    ],
+)
+def test_processes_are_listed_when_one_may_be_new(proc: FakeProc, loadavg: list[str], within: int) -> None:
+    for text in loadavg:
+        (proc.root / "loadavg").write_text(text.replace("21", "20"))
+    proc.put(20, "ray::WorkerDict", "ray::WorkerDict")
+    titles = scanned(proc, 10)
+    for text in loadavg:
+        (proc.root / "loadavg").write_text(text)
+    proc.put(21, "ray::WorkerDict", UPDATE)
+    for at in range(11, 11 + within):
+        titles.observe(at)
+    assert [(stage, pid) for stage, pid, *_ in stages(titles, 11 + within)] == [("update_actor", 21)]
+
+
+def test_nothing_is_listed_while_nothing_is_new(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    (proc.root / "loadavg").write_text("0.1 0.1 0.1 2/300 20\n")
+    proc.put(20, "ray::WorkerDict", UPDATE)
+    files = ProcFiles(proc.root)
+    listed = Mock(side_effect=files.pids)
+    monkeypatch.setattr(titles_module, "ProcFiles", lambda _: files)
+    monkeypatch.setattr(files, "pids", listed)
+    titles = Titles(proc.root)
+    for at in range(10, 10 + 2 * LIST_ANYWAY_SCANS + 1):
+        titles.observe(at)
+    assert listed.call_count == 3

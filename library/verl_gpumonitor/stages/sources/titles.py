@@ -21,6 +21,7 @@ import msgspec
 from verl_gpumonitor.model.stages import StageSource, StageWord
 from verl_gpumonitor.stages.book import Book, Manner, Running
 from verl_gpumonitor.stages.names import Classified, classify
+from verl_gpumonitor.stages.sources.proc_files import MAX_BYTES, ProcFiles
 from verl_gpumonitor.stages.tables import ENGINE_TITLES, Kind
 
 PROC: Final = Path("/proc")
@@ -29,6 +30,8 @@ MAX_PROCESSES: Final = 8192
 LIST_SCANS: Final = 3
 """New processes are looked for at each third scan: listing a pod's processes takes the kernel longer than reading the
 titles that matter, and a worker takes longer than that to start."""
+LIST_ANYWAY_SCANS: Final = 15
+"""They are listed so often at least, where none seems to be new: some systems make up the number given last."""
 SETTLED_SCANS: Final = 30
 """A process that is none of Ray's after so many scans will hardly become one."""
 RARE_SCANS: Final = 30
@@ -40,7 +43,6 @@ CORE_BUSY_SHARE: Final = 0.2
 _RAYLET: Final = "raylet"
 _ENGINE_CORE: Final = "VLLM::EngineCore"
 _TITLES: Final = ("ray::", *ENGINE_TITLES)
-_MAX_TITLE_BYTES: Final = 1024
 _MAX_ANCESTORS: Final = 16
 
 
@@ -86,7 +88,7 @@ def parse_stat(text: bytes) -> ProcessStat | None:
 
 def parse_title(cmdline: bytes) -> str:
     """Return the title that a command line is, without its padding; empty for any other command line."""
-    title = cmdline[:_MAX_TITLE_BYTES].rstrip(b"\0 ").partition(b"\0")[0].decode("utf-8", "replace")
+    title = cmdline[:MAX_BYTES].rstrip(b"\0 ").partition(b"\0")[0].decode("utf-8", "replace")
     return title if title.startswith(_TITLES) else ""
 
 
@@ -95,7 +97,7 @@ class Titles:
 
     def __init__(self, proc: Path = PROC, *, ticks_per_second: int | None = None) -> None:
         """`proc`: of the pod's process namespace. `ticks_per_second`: None asks the system."""
-        self._proc = str(proc)
+        self._files = ProcFiles(proc)
         self._ticks = ticks_per_second or os.sysconf("SC_CLK_TCK")
         self._processes: dict[int, _Process] = {}
         self._settled: set[int] = set()
@@ -103,6 +105,8 @@ class Titles:
         self._watched: list[int] = []
         """All others."""
         self._raylet = False
+        self._newest_pid = b""
+        self._listed_at = -LIST_ANYWAY_SCANS
         self._scans = 0
         self._book = Book(MANNER)
 
@@ -158,27 +162,36 @@ class Titles:
         for pid in self._watched:
             self._look_at(pid, at, rare=pid % RARE_SCANS == turn)
         if self._scans % LIST_SCANS == 0:
-            self._list(at)
+            if self._may_have_news():
+                self._list(at)
+            self._look_at_settled(at)
         self._watched = [pid for pid in self._processes if pid not in self._settled]
         self._scans += 1
 
+    def _may_have_news(self) -> bool:
+        """Say whether a process may have begun since the last list."""
+        newest = self._files.newest_pid()
+        same = bool(newest) and newest == self._newest_pid
+        self._newest_pid = newest
+        return not same or self._scans - self._listed_at >= LIST_ANYWAY_SCANS
+
     def _list(self, at: float) -> None:
-        """See who is new and who is gone, and look again at some of those that are none of ours."""
-        try:
-            pids = {int(name) for name in os.listdir(self._proc) if name.isdecimal()}  # noqa: PTH208 - counted
-        except OSError:
-            pids = set()
+        """See who is new and who is gone."""
+        self._listed_at = self._scans
+        pids = self._files.pids()
         for pid in self._processes.keys() - pids:
-            del self._processes[pid]
-        self._settled &= pids
-        turns = RARE_SCANS // LIST_SCANS
-        turn = self._scans // LIST_SCANS % turns
-        for pid in [pid for pid in self._settled if pid % turns == turn]:
-            self._look_at(pid, at, rare=True)
+            self._drop(pid)
         for pid in pids - self._processes.keys():
             if len(self._processes) < MAX_PROCESSES:
                 self._meet(pid, at)
         self._raylet = any(process.stat.name == _RAYLET for process in self._processes.values())
+
+    def _look_at_settled(self, at: float) -> None:
+        """Look again at some of those that are none of ours."""
+        turns = RARE_SCANS // LIST_SCANS
+        turn = self._scans // LIST_SCANS % turns
+        for pid in [pid for pid in self._settled if pid % turns == turn]:
+            self._look_at(pid, at, rare=True)
 
     def _look_at(self, pid: int, at: float, *, rare: bool) -> None:
         process = self._processes[pid]
@@ -188,12 +201,16 @@ class Titles:
         self._read_title(pid, process, at)
 
     def _meet(self, pid: int, at: float) -> None:
-        self._processes.pop(pid, None)
-        self._settled.discard(pid)
+        self._drop(pid)
         stat = self._stat(pid)
         if stat is not None:
             process = self._processes[pid] = _Process(stat, cpu_at=at)
             self._read_title(pid, process, at)
+
+    def _drop(self, pid: int) -> None:
+        self._processes.pop(pid, None)
+        self._settled.discard(pid)
+        self._files.forget(pid)
 
     def _is_same(self, pid: int, process: _Process) -> bool:
         """Read anew whose child it is; says whether it is the same process still."""
@@ -204,10 +221,12 @@ class Titles:
         return True
 
     def _read_title(self, pid: int, process: _Process, at: float) -> None:
-        cmdline = self._read(pid, "cmdline")
-        if not cmdline and process.cmdline and self._stat(pid) is None:  # It is gone.
-            del self._processes[pid]
-            self._settled.discard(pid)
+        cmdline = self._files.command_line(pid, keep=bool(process.title))
+        if cmdline is None:  # It is gone, and its number may be another's.
+            self._meet(pid, at)
+            return
+        if not cmdline and process.cmdline and self._stat(pid) is None:
+            self._drop(pid)
             return
         if cmdline != process.cmdline:
             process.cmdline, process.title = cmdline, parse_title(cmdline)
@@ -215,6 +234,7 @@ class Titles:
         if process.title:
             self._settled.discard(pid)
         else:
+            self._files.forget(pid)
             process.unknown_scans += 1
             if process.unknown_scans >= SETTLED_SCANS:
                 self._settled.add(pid)
@@ -230,20 +250,7 @@ class Titles:
             process.cpu_at = at
 
     def _stat(self, pid: int) -> ProcessStat | None:
-        return parse_stat(self._read(pid, "stat"))
-
-    def _read(self, pid: int, what: str) -> bytes:
-        """Return the beginning of a file of a process; empty where the process is gone or hides it."""
-        try:
-            file = os.open(f"{self._proc}/{pid}/{what}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return b""
-        try:
-            return os.read(file, _MAX_TITLE_BYTES)
-        except OSError:
-            return b""
-        finally:
-            os.close(file)
+        return parse_stat(self._files.stat(pid))
 
 
 def _thing(pid: int, said: Classified, title: str) -> Running:
