@@ -7,7 +7,7 @@ A turn does no I/O that could block, so that the loop turns, and SIGTERM is hear
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -79,6 +79,16 @@ class MarkReading(Protocol):
         """Return the host memory that the program measured."""
 
 
+class ProcessReading(Protocol):
+    """What the loop needs of `process_watch.ProcessWatch`."""
+
+    def latest(self) -> Mapping[int, str] | None:
+        """Return pid -> program, at once; None while lists of processes cannot be had or believed."""
+
+    def start(self) -> None:
+        """Begin to read; the loop does not call it."""
+
+
 class Loop:
     """Turned by the main thread alone; `state`, `healthy` and `take_answer` may be used by others."""
 
@@ -90,6 +100,7 @@ class Loop:
         ray: RayReading | None,
         stages: StageReading | None = None,
         marks: MarkReading | None = None,
+        processes: ProcessReading | None = None,
         context: Context | None = None,
         shm_path: str = "",
         shared_processes: bool = False,
@@ -107,6 +118,7 @@ class Loop:
         self._ray = ray
         self._stages = stages
         self._marks = marks
+        self._processes = processes
         self._context = context
         self._staging = None if context is None else Staging(context)
         self._shm_path = shm_path
@@ -173,6 +185,8 @@ class Loop:
             processes_on=self._processes_on(node) if self._shared_processes else None,
         )
         self._memory, state = join(self._memory, inputs, terms=self._terms, now=now, now_unix=now_unix)
+        if self._processes:
+            state = msgspec.structs.replace(state, programs=self._processes.latest())
         self.state = self._with_stages(state, view, marked, now=now, now_unix=now_unix)
         self._say_needs(marked, now_unix)
         self._known, news = look(self._known, self.state, now)

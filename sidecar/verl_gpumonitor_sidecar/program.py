@@ -32,7 +32,7 @@ from .exports import Exports, Identity, ProcessUse, ReportCounts
 from .flight_record import CONTENT_TYPE, FlightRecord, Place
 from .join import Terms
 from .journal import Journal
-from .loop import Loop, MarkReading
+from .loop import Loop, MarkReading, ProcessReading
 from .ray_watch import AgentPage, RayWatch
 from .recorder import Recorder
 from .reporter import Reporter, read_token
@@ -164,6 +164,7 @@ class Sidecar:
         self._sampler = self._make_sampler()
         self._stages = self._make_stage_watch()
         self._ray = self._make_ray_watch()
+        self._processes = self._make_process_watch()
         self._loop = Loop(
             Terms(
                 gpus_requested=found.gpus_requested,
@@ -174,6 +175,7 @@ class Sidecar:
             ray=self._ray,
             stages=self._stages,
             marks=self._make_marks(),
+            processes=self._processes,
             context=self._context(),
             shm_path=found.shm_path,
             shared_processes=found.shared_processes,
@@ -202,7 +204,7 @@ class Sidecar:
             record=self._flight_record(),
             journal=self._journal,
         )
-        for part in (self._sampler, self._ray, self._stages, self._reporter):
+        for part in (self._sampler, self._ray, self._stages, self._processes, self._reporter):
             if part is not None:
                 part.start()
         while signal.sigtimedwait(signals, self._wait_seconds()) is None:
@@ -280,6 +282,14 @@ class Sidecar:
             return None
         own_ip = found.pod_ip if found.gpus_requested and found.pod_ip else None
         return StageWatch(state=state, jobs=jobs, titles=titles, own_ip=own_ip, journal=self._journal)
+
+    def _make_process_watch(self) -> ProcessReading | None:
+        """Only reports tell who holds a GPU: without them nobody asks."""
+        if self._sampler is None or not self._settings.shared_processes or self._settings.report is None:
+            return None
+        from .process_watch import ProcessWatch
+
+        return ProcessWatch(self._sampler.latest, journal=self._journal)
 
     def _make_marks(self) -> MarkReading | None:
         if self._settings.own_marks_port is None:

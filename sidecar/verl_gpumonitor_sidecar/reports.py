@@ -14,24 +14,29 @@ import msgspec
 from verl_gpumonitor.model.report import (
     MAX_BYTES,
     MAX_GPUS,
+    MAX_PROCESSES,
     MAX_REPORT_BYTES,
     MAX_STAGES,
     REPORT_FORMAT,
     ClusterStages,
     CollectionReport,
+    GpuProcesses,
     GpuReport,
     HostReport,
     PodRef,
+    ProcessReport,
     RayJobInfo,
     RayNode,
     Report,
     StageNow,
+    StepEngine,
     StepGpu,
     StepReport,
     StepStage,
     encode,
 )
-from verl_gpumonitor.model.samples import HostSample
+from verl_gpumonitor.model.samples import GpuProcess, HostSample
+from verl_gpumonitor.timeline.stages import Totals
 from verl_gpumonitor.timeline.steps import Step
 
 from .state import OwnGpu, PodState, gauges, is_present, recent_peak
@@ -121,6 +126,7 @@ def build(sender: Sender, state: PodState, turn: Turn) -> Report:
         gpus_visible=state.gpus_visible,
         ownership=state.ownership,
         gpus=[_gpu(gpu, state, turn.now) for gpu in state.gpus[:MAX_GPUS]],
+        gpu_processes=_processes(state, turn.now),
         host=_host(state.host),
         collection=CollectionReport(
             collections=state.health.collections,
@@ -150,7 +156,7 @@ def fit(report: Report) -> Report:
         msgspec.structs.replace(report, steps=[], cluster_stages=None),
         msgspec.structs.replace(report, steps=[], cluster_stages=None, ray_jobs=report.ray_jobs[:1]),
     )
-    bare = msgspec.structs.replace(report, steps=[], cluster_stages=None, ray_jobs=[], ray_nodes=[])
+    bare = msgspec.structs.replace(report, steps=[], cluster_stages=None, ray_jobs=[], ray_nodes=[], gpu_processes=[])
     return next((fitting for fitting in smaller if len(encode(fitting)) <= MAX_REPORT_BYTES), bare)
 
 
@@ -191,11 +197,42 @@ def _step(step: Step, places: Mapping[str, int]) -> StepReport:
                     for uuid, totals in stage.gpus.items()
                     if uuid in places
                 ],
+                engines=[
+                    StepEngine(places[uuid], held)
+                    for uuid, totals in stage.gpus.items()
+                    if uuid in places and (held := _engine(stage.stage, totals)) is not None
+                ],
             )
             for stage in step.stages[:MAX_STAGES]
         ],
         job=step.job,
     )
+
+
+def _engine(stage: str, totals: Totals) -> int | None:
+    """Return what an engine had where it works, and what it kept elsewhere."""
+    return _whole(totals.engine_peak_bytes if stage == "gen" else totals.engine_floor_bytes, MAX_BYTES)
+
+
+def _processes(state: PodState, now: float) -> list[GpuProcesses]:
+    """Return who holds each GPU, where lists can be had: those that name nobody say something, too."""
+    programs = state.programs
+    if programs is None:
+        return []
+    found = []
+    for place, gpu in enumerate(state.gpus[:MAX_GPUS]):
+        listed = gauges(gpu.sample, state, now).processes
+        if listed is not None:
+            named = sorted(listed, key=lambda each: (-(each.memory_used_bytes or 0), each.pid))[:MAX_PROCESSES]
+            found.append(
+                GpuProcesses(place, [_process(each, programs) for each in named], max(0, len(listed) - len(named)))
+            )
+    return found
+
+
+def _process(process: GpuProcess, programs: Mapping[int, str]) -> ProcessReport:
+    used = _whole(process.memory_used_bytes, MAX_BYTES)
+    return ProcessReport(process.pid, used, programs.get(process.pid, "")[:64])
 
 
 def _fitting(nodes: tuple[RayNode, ...]) -> list[RayNode]:

@@ -12,8 +12,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from verl_gpumonitor.model.report import PodStages, StageCount, StageNow, StageQuality
+from verl_gpumonitor.model.samples import GpuProcess
 from verl_gpumonitor.model.stages import StageInterval, StageSource, StageWord
 from verl_gpumonitor.model.vocabulary import UNKNOWN
+from verl_gpumonitor.stages.tables import ENGINE_TITLES
 from verl_gpumonitor.timeline.job_steps import JobSteps
 from verl_gpumonitor.timeline.stages import Key, StageTimeline
 from verl_gpumonitor.timeline.words import OTHER, POD, Own, Part, Present, Voice, clean, present, speaker
@@ -69,6 +71,8 @@ class _Look(NamedTuple):
 
     gpus: tuple[OwnGpu, ...]
     owns: Mapping[str, Own]
+    engines: Mapping[str, int]
+    """UUID -> what processes of a rollout engine hold on it, where their list is new."""
     now: float
     now_unix: float
 
@@ -94,6 +98,8 @@ class Staging:
         self._owns: dict[str, Own] = {}
         self._owns_of: object = None
         """What they follow from."""
+        self._lists: dict[str, object] = {}
+        """UUID -> newest list of processes that was looked at."""
         self._read_at: dict[str, float] = {}
         """UUID -> time of the newest sample that was taken in, with the readings of memory up to it; monotonic."""
 
@@ -108,7 +114,7 @@ class Staging:
         """
         voices = clean(_voices(heard, now_unix), now_unix)
         owns = self._find_owns(state, voices)
-        self._looks.append(_Look(state.gpus, owns, now, now_unix))
+        self._looks.append(_Look(state.gpus, owns, self._engines(state), now, now_unix))
         decided: tuple[Part, ...] = ()
         if final or now >= self._settle_at or len(self._looks) >= MAX_LOOKS:
             self._settle_at = now + SETTLE_SECONDS
@@ -161,7 +167,26 @@ class Staging:
                 since = self._read_at.get(uuid, float("-inf"))
                 self._read_at[uuid] = taken_at
                 memory = [(behind + at, used) for at, used in counters.memory_readings if at > since]
-                self._timeline.observe(uuid, counters, at=behind + taken_at, memory=memory, own=look.owns[uuid])
+                self._timeline.observe(
+                    uuid,
+                    counters,
+                    at=behind + taken_at,
+                    memory=memory,
+                    engine_bytes=look.engines.get(uuid),
+                    own=look.owns[uuid],
+                )
+
+    def _engines(self, state: PodState) -> dict[str, int]:
+        """Return what engines hold by the lists that are new since the last turn; they come each fifth sample."""
+        found: dict[str, int] = {}
+        for gpu in state.gpus if state.programs is not None else ():
+            uuid, listed = gpu.sample.uuid, gpu.sample.processes
+            if listed is not None and listed is not self._lists.get(uuid):
+                self._lists[uuid] = listed
+                held = engine_bytes(listed, state.programs or {})
+                if held is not None:
+                    found[uuid] = held
+        return found
 
     def _find_owns(self, state: PodState, voices: Iterable[Voice]) -> dict[str, Own]:
         """Return which intervals are each GPU's own.
@@ -260,6 +285,13 @@ _HEAD_SILENT: Final = (
     "State API"
 )
 _ALL_SILENT: Final = "neither this pod's Ray agent nor the sidecar of the Ray head tells stages"
+
+
+def engine_bytes(listed: Iterable[GpuProcess], programs: Mapping[int, str]) -> int | None:
+    """Return what the processes of a rollout engine hold together; None where there are none, or one does not tell."""
+    sizes = [each.memory_used_bytes for each in listed if programs.get(each.pid, "").startswith(ENGINE_TITLES)]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known and len(known) == len(sizes) else None
 
 
 def word_of(said: PodStages) -> StageWord:

@@ -92,6 +92,9 @@ class PodState(msgspec.Struct, frozen=True, kw_only=True):
     ray_nodes: tuple[RayNode, ...] = ()
     stages: StagePicture = StagePicture()
     cluster: ClusterStagesSeen = ClusterStagesSeen()
+    programs: Mapping[int, str] | None = None
+    """Pid -> program of the processes on GPUs, empty for one that is not known; None: whose they are cannot be told,
+    so that their lists say nothing."""
 
     @property
     def started(self) -> bool:

@@ -27,6 +27,8 @@ MAX_GPUS: Final = 64
 MAX_BYTES: Final = 2**50
 MAX_STAGES: Final = 32
 """Pairs of stage and role that one GPU is counted by; what comes past them counts as `other`."""
+MAX_PROCESSES: Final = 16
+"""Processes of one GPU that are named, the largest; the others are counted."""
 MAX_NODE_INTERVALS: Final = 256
 MAX_ENTRYPOINT: Final = 16_384
 
@@ -86,6 +88,15 @@ class StepGpu(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """Of the observed time, in which heat or a power brake held the clocks down; None: not known."""
 
 
+class StepEngine(msgspec.Struct, frozen=True, array_like=True):
+    """What the rollout engine's own processes held on one GPU in one stage of a step. An array on the wire."""
+
+    gpu: Annotated[int, Meta(ge=0, le=MAX_GPUS)]
+    """Place in `Report.gpus`."""
+    memory_used_bytes: Bytes
+    """As process lists showed it: the most in `gen`, the least in any other stage."""
+
+
 class StepStage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One stage of one step in this pod. A stage that ran in several pieces is one."""
 
@@ -95,6 +106,8 @@ class StepStage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: Seconds
     """Wall time, the longest of the pod's GPUs."""
     gpus: Annotated[list[StepGpu], Meta(max_length=MAX_GPUS)] = []
+    engines: Annotated[list[StepEngine], Meta(max_length=MAX_GPUS)] = []
+    """GPUs on which an engine's processes were listed."""
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -164,6 +177,27 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Xid code -> number seen since the start of the sidecar."""
     stages: Annotated[list[StageCount], Meta(max_length=MAX_STAGES)] = []
     """Counters by stage and role, settled ones alone."""
+
+
+class ProcessReport(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """A process with a context on a GPU. An array on the wire, by place."""
+
+    pid: Annotated[int, Meta(ge=1, le=2**22)]
+    """Of the pod's own namespace."""
+    memory_used_bytes: Bytes | None = None
+    program: Annotated[str, Meta(max_length=64)] = ""
+    """A program's name, or Ray's or an engine's title up to the class, and never an argument; empty: not known."""
+
+
+class GpuProcesses(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """Who of the pod holds one GPU. An array on the wire, by place."""
+
+    gpu: Annotated[int, Meta(ge=0, le=MAX_GPUS)]
+    """Place in `Report.gpus`."""
+    processes: Annotated[list[ProcessReport], Meta(max_length=MAX_PROCESSES)] = []
+    """The largest first; empty: nobody of the pod."""
+    more: Count = 0
+    """Processes that are not named for their number."""
 
 
 class HostReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -247,6 +281,9 @@ class RayJobInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     verl_version: Annotated[str, Meta(max_length=32)] | None = None
     """Of the driver's own installation, where it can be known."""
     started_at: UnixSeconds | None = None
+    ray_names: Annotated[list[Word], Meta(max_length=64)] = []
+    """Names of classes and methods of verl that were seen to run and tell its release, or that an engine is put to
+    sleep; from a fixed list, so that nothing of the user's is in it."""
 
 
 class PodRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -281,6 +318,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpus_visible: Annotated[int, Meta(ge=0, le=1024)] | None = None
     ownership: Ownership = Ownership.UNKNOWN
     gpus: Annotated[list[GpuReport], Meta(max_length=MAX_GPUS)] = []
+    gpu_processes: Annotated[list[GpuProcesses], Meta(max_length=MAX_GPUS)] = []
+    """Of the GPUs whose list of processes can be had and shows all of the pod's; of others nothing is known."""
     host: HostReport | None = None
     collection: CollectionReport = CollectionReport()
     ray_nodes: Annotated[list[RayNode], Meta(max_length=4096)] = []

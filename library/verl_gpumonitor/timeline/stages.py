@@ -46,8 +46,8 @@ class Totals:
     """What added up in one stage."""
 
     __slots__ = (
-        *("busy_seconds", "energy_joules", "memory_floor_bytes", "memory_peak_bytes", "observed_seconds"),
-        "throttled_seconds",
+        *("busy_seconds", "energy_joules", "engine_floor_bytes", "engine_peak_bytes", "memory_floor_bytes"),
+        *("memory_peak_bytes", "observed_seconds", "throttled_seconds"),
     )
 
     def __init__(self) -> None:
@@ -57,6 +57,9 @@ class Totals:
         self.throttled_seconds: float | None = None
         self.memory_peak_bytes: int | None = None
         self.memory_floor_bytes: int | None = None
+        self.engine_peak_bytes: int | None = None
+        """Most and least that processes of a rollout engine held, as far as they were listed."""
+        self.engine_floor_bytes: int | None = None
 
     def add(self, *, observed: float, busy: float, energy: float | None, throttled: float | None = None) -> None:
         """Add a share of a piece; None: it is not known."""
@@ -77,11 +80,18 @@ class Totals:
         )
         for used in share.memory:
             self.see(used)
+        self.list_engine(share.engine_bytes)
 
     def see(self, used: int) -> None:
         """Take in a reading of memory."""
         self.memory_peak_bytes = used if self.memory_peak_bytes is None else max(used, self.memory_peak_bytes)
         self.memory_floor_bytes = used if self.memory_floor_bytes is None else min(used, self.memory_floor_bytes)
+
+    def list_engine(self, held: int | None) -> None:
+        """Take in what an engine's processes were seen to hold; None: no list was read."""
+        if held is not None:
+            self.engine_peak_bytes = max(held, self.engine_peak_bytes or 0)
+            self.engine_floor_bytes = held if self.engine_floor_bytes is None else min(held, self.engine_floor_bytes)
 
     def join(self, other: "Totals") -> None:
         """Add another's."""
@@ -94,6 +104,8 @@ class Totals:
         for used in (other.memory_peak_bytes, other.memory_floor_bytes):
             if used is not None:
                 self.see(used)
+        for held in (other.engine_peak_bytes, other.engine_floor_bytes):
+            self.list_engine(held)
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +118,8 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     energy_joules: float | None
     throttled_seconds: float | None = None
     memory: tuple[int, ...] = ()
+    engine_bytes: int | None = None
+    """What processes of a rollout engine held, if a list of processes was read in it."""
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,12 +158,20 @@ class StageTimeline:
             self._pod.append(_Piece(now - seconds, now, observed=seconds))
 
     def observe(
-        self, uuid: str, counters: GpuCounters, *, at: float, memory: Iterable[tuple[float, int]] = (), own: Own = POD
+        self,
+        uuid: str,
+        counters: GpuCounters,
+        *,
+        at: float,
+        memory: Iterable[tuple[float, int]] = (),
+        engine_bytes: int | None = None,
+        own: Own = POD,
     ) -> None:
         """Take in what a GPU's counters have come to by `at`, the time of its newest sample.
 
         `memory`: readings (time, bytes), oldest first; those that were handed in before are passed over. More GPUs
-        than a report can carry are not followed.
+        than a report can carry are not followed. `engine_bytes`: what a list of processes that was read at `at` says
+        of a rollout engine's; None: none was read, or none of them is there.
         """
         gpu = self._gpus.get(uuid)
         if gpu is None:
@@ -157,7 +179,7 @@ class StageTimeline:
                 return
             gpu = self._gpus[uuid] = _Gpu()
         gpu.own = own
-        gpu.take_in(counters, at, memory)
+        gpu.take_in(counters, at, memory, engine_bytes)
 
     def settle(self, voices: Sequence[Voice], *, now: float, patient: bool = True) -> Settled:
         """Count what is decided; `voices` best first. See `words.decided`."""
@@ -261,7 +283,7 @@ class StageTimeline:
 class _Piece:
     """A time of a GPU that waits for its stage."""
 
-    __slots__ = ("begin", "busy", "end", "energy", "memory", "observed", "throttled")
+    __slots__ = ("begin", "busy", "end", "energy", "engine", "memory", "observed", "throttled")
 
     def __init__(
         self,
@@ -280,6 +302,8 @@ class _Piece:
         self.energy = energy
         self.throttled = throttled
         self.memory: list[tuple[float, int]] = []
+        self.engine: tuple[float, int] | None = None
+        """When an engine's processes were listed in it, and what they held."""
 
     def take_in(self, other: "_Piece") -> None:
         """Become one with the piece that follows."""
@@ -292,6 +316,7 @@ class _Piece:
         if other.throttled is not None:
             self.throttled = (self.throttled or 0.0) + other.throttled
         self.memory = few([*self.memory, *other.memory])
+        self.engine = other.engine or self.engine
 
 
 class _Track:
@@ -348,7 +373,9 @@ class _Gpu:
         self.track = _Track()
         self.totals: dict[Key, Totals] = {}
 
-    def take_in(self, counters: GpuCounters, at: float, memory: Iterable[tuple[float, int]]) -> None:
+    def take_in(
+        self, counters: GpuCounters, at: float, memory: Iterable[tuple[float, int]], engine_bytes: int | None
+    ) -> None:
         """Put what came since the last look into pieces that wait."""
         observed = max(0.0, counters.observed_seconds - self.observed)
         energy = self._energy_rise(counters.energy_joules, news=observed > 0.0)
@@ -357,6 +384,7 @@ class _Gpu:
             return
         load = _Piece(at - observed, at, observed=observed, busy=max(0.0, counters.busy_seconds - self.busy))
         load.memory = readings
+        load.engine = None if engine_bytes is None else (at, engine_bytes)
         if counters.throttled_seconds is not None:
             load.throttled = max(0.0, counters.throttled_seconds - self.throttled)
             self.throttled = counters.throttled_seconds
@@ -393,12 +421,13 @@ class _Line:
         found = self._parts[first : last + 1]
         length = piece.end - piece.begin
         if len(found) == 1 or length <= 0.0:
-            return [_share(piece, uuid, found[-1], 1.0, [used for _, used in piece.memory])]
+            return [_share(piece, uuid, found[-1], 1.0, [used for _, used in piece.memory], piece.engine)]
         shares: list[Share] = []
         for part in found:
             begin, end = max(part.begin, piece.begin), min(part.end, piece.end)
             within = [used for at, used in piece.memory if self._at(at, found) is part]
-            shares.append(_share(piece, uuid, part, (end - begin) / length, within))
+            listed = piece.engine if piece.engine and self._at(piece.engine[0], found) is part else None
+            shares.append(_share(piece, uuid, part, (end - begin) / length, within, listed))
         return shares
 
     @staticmethod
@@ -448,6 +477,9 @@ def _sections(lines: Mapping[str, _Line], piece: _Piece) -> list[_Piece]:
     sections = [_section(piece, begin, end, (end - begin) / length) for begin, end in pairwise(cuts)]
     for reading in piece.memory:
         next((each for each in sections if reading[0] < each.end), sections[-1]).memory.append(reading)
+    if piece.engine is not None:
+        listed_at = piece.engine[0]
+        next((each for each in sections if listed_at < each.end), sections[-1]).engine = piece.engine
     return sections
 
 
@@ -473,7 +505,9 @@ def _part_of(share: Share, among: int) -> Share:
     )
 
 
-def _share(piece: _Piece, uuid: str, part: Part, share: float, memory: list[int]) -> Share:
+def _share(
+    piece: _Piece, uuid: str, part: Part, share: float, memory: list[int], engine: tuple[float, int] | None
+) -> Share:
     begin, end = max(part.begin, piece.begin), min(part.end, piece.end)
     return Share(
         uuid=uuid,
@@ -483,6 +517,7 @@ def _share(piece: _Piece, uuid: str, part: Part, share: float, memory: list[int]
         energy_joules=None if piece.energy is None else piece.energy * share,
         throttled_seconds=None if piece.throttled is None else piece.throttled * share,
         memory=tuple(memory),
+        engine_bytes=None if engine is None else engine[1],
     )
 
 

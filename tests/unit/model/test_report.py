@@ -14,16 +14,23 @@ from hypothesis import strategies as st
 
 from verl_gpumonitor.model.report import (
     MAX_GPUS,
+    MAX_PROCESSES,
     MAX_REPORT_BYTES,
     REPORT_FORMAT,
     CollectionReport,
+    GpuProcesses,
     GpuReport,
     HostReport,
     PodRef,
+    ProcessReport,
+    RayJobInfo,
     RayNode,
     Report,
     ReportAnswer,
     ReportError,
+    StepEngine,
+    StepReport,
+    StepStage,
     decode_answer,
     decode_report,
     encode,
@@ -58,6 +65,31 @@ gpus = st.builds(
     energy_joules=maybe(st.floats(0, 1e15)),
     xid_errors=st.dictionaries(st.integers(0, 99999).map(str), counts, max_size=5),
 )
+pids = st.integers(1, 2**22)
+listed = st.builds(
+    GpuProcesses,
+    st.integers(0, MAX_GPUS),
+    st.lists(st.builds(ProcessReport, pids, maybe(sizes), st.text(max_size=64)), max_size=MAX_PROCESSES),
+    counts,
+)
+steps = st.builds(
+    StepReport,
+    number=counts,
+    begin=st.floats(0, 1e11),
+    end=st.floats(0, 1e11),
+    stages=st.lists(
+        st.builds(
+            StepStage,
+            stage=st.text(min_size=1, max_size=64),
+            role=st.text(min_size=1, max_size=64),
+            begin=st.floats(0, 1e11),
+            seconds=st.floats(0, 1e10),
+            engines=st.lists(st.builds(StepEngine, st.integers(0, MAX_GPUS), sizes), max_size=3),
+        ),
+        max_size=3,
+    ),
+)
+ray_jobs = st.builds(RayJobInfo, submission_id=TEXT, ray_names=st.lists(st.text(min_size=1, max_size=64), max_size=64))
 reports = st.builds(
     Report,
     format=st.just(REPORT_FORMAT),
@@ -80,6 +112,9 @@ reports = st.builds(
     gpus_visible=maybe(st.integers(0, 1024)),
     ownership=st.sampled_from(Ownership),
     gpus=st.lists(gpus, max_size=4),
+    gpu_processes=st.lists(listed, max_size=4),
+    steps=st.lists(steps, max_size=2),
+    ray_jobs=st.lists(ray_jobs, max_size=2),
     host=maybe(st.builds(HostReport, memory_used_bytes=maybe(sizes), source=maybe(st.text(max_size=32)))),
     collection=st.builds(CollectionReport, collections=counts, timeouts=counts),
     ray_nodes=st.lists(
@@ -124,6 +159,17 @@ def test_the_smallest_valid_report() -> None:
     assert decode_report(json.dumps(valid()).encode()).gpus[0].state is GpuState.OK
 
 
+def test_an_older_sidecar_lists_no_processes() -> None:
+    report = decode_report(json.dumps(valid()).encode())
+    assert report.gpu_processes == []
+    assert "gpu_processes" not in json.loads(encode(report))
+
+
+def test_a_short_list_of_processes_is_completed() -> None:
+    report = decode_report(json.dumps({**valid(), "gpu_processes": [[0], [1, [[7], [8, 5]]]]}).encode())
+    assert report.gpu_processes == [GpuProcesses(0), GpuProcesses(1, [ProcessReport(7), ProcessReport(8, 5)])]
+
+
 def test_fields_of_a_later_version_are_skipped() -> None:
     decode_report(json.dumps({**valid(), "later": {"deep": [1, 2]}}).encode())
 
@@ -153,6 +199,19 @@ BROKEN: list[tuple[str, Any]] = [
     ("gpus", [{"uuid": "GPU-0", "state": "fine"}]),
     ("gpus", [{"uuid": "GPU-0", "xid_errors": {"drop table": 1}}]),
     ("gpus", [{"uuid": "GPU-0", "xid_errors": {"31": -1}}]),
+    ("gpu_processes", [[MAX_GPUS + 1]]),
+    ("gpu_processes", [[-1]]),
+    ("gpu_processes", [[0, [[0]]]]),
+    ("gpu_processes", [[0, [[2**22 + 1]]]]),
+    ("gpu_processes", [[0, [[7, -1]]]]),
+    ("gpu_processes", [[0, [[7, 2**51]]]]),
+    ("gpu_processes", [[0, [[7, 1, "x" * 65]]]]),
+    ("gpu_processes", [[0, [[7]] * (MAX_PROCESSES + 1)]]),
+    ("gpu_processes", [[0, [], -1]]),
+    ("gpu_processes", [[0]] * (MAX_GPUS + 1)),
+    ("ray_jobs", [{"submission_id": "a", "ray_names": [""]}]),
+    ("ray_jobs", [{"submission_id": "a", "ray_names": ["x"] * 65}]),
+    ("ray_jobs", [{"submission_id": "a", "ray_names": ["x" * 65]}]),
     ("source", "rumour"),
     ("message", "x" * 513),
     ("version", "x" * 65),
