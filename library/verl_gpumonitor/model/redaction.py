@@ -51,8 +51,11 @@ _LOOKS: Final = re.compile(
 _URL_USER: Final = re.compile(r"(?<=://)[^\s/@\"']+@")
 _SCHEME: Final = re.compile(r"(?i)\b(bearer|basic|authorization: *token)(\s+)(?!\*\*\*)[A-Za-z0-9+/=._~-]{6,}")
 _USER_FLAG: Final = re.compile(r"((?:^|\s)(?:-u|--user|--proxy-user)[ =])\s*[^\s:\"']+:[^\s\"']+")
-_NAMED: Final = re.compile(r"(?<![\w.-])(-{0,2})([A-Za-z_+~][\w.+~-]*)(\\*[\"']?\s{0,8}(?::=|[:=])\s{0,8}|\s{1,8})")
-"""A name and what parts it from its value; a blank alone does so for flags only."""
+_NAMED: Final = re.compile(r"(?<![\w.+~-])(-{0,2})([A-Za-z_+~][\w.+~-]*)(\\*[\"']?\s{0,8}(?::=|[:=])\s{0,8}|\s{1,8})")
+"""A name and what parts it from its value; a blank alone does so for flags only.
+
+A name begins where nothing that could be part of it stands before: else a run of `+` would be read from each of them.
+"""
 
 
 def redact(command_line: str) -> str:

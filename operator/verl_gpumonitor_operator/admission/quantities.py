@@ -15,7 +15,7 @@ Amounts = Mapping[str, Amount]
 
 UNIT: Final = 10**9
 
-_FORM: Final = re.compile(r"([+-]?)(\d+\.?\d*|\.\d+)(?:([eE][+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII)
+_FORM: Final = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:([eE][+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII)
 _SCALES: Final[Mapping[str, Fraction]] = {
     "": Fraction(1),
     "n": Fraction(1, 10**9),
@@ -29,8 +29,9 @@ _MAX_LENGTH: Final = 64
 
 @lru_cache(maxsize=4096)
 def _parse_text(text: str) -> Amount | None:
-    match = _FORM.fullmatch(text)
-    if match is None or len(text) > _MAX_LENGTH:
+    # Some are a user's free text (`rayStartParams` of a RayCluster), which the API server has not looked at.
+    match = _FORM.fullmatch(text) if len(text) <= _MAX_LENGTH else None
+    if match is None:
         return None
     sign, number, exponent, suffix = match.groups()
     value = Fraction(number + "0" if number.endswith(".") else number)

@@ -4,6 +4,7 @@
 
 import base64
 import json
+import time
 from fractions import Fraction
 from typing import Any
 
@@ -51,6 +52,14 @@ def test_a_quantity_finer_than_a_billionth_is_rounded_up() -> None:
 @pytest.mark.parametrize("value", ["", "m", "1 Gi", "1ki", "0x10", "1e", "٣", "1e99999", "--1", None, [], {}, True])
 def test_what_is_no_quantity(value: object) -> None:
     assert quantities.parse(value) is None
+
+
+@pytest.mark.parametrize("text", ["1" * 200_000 + "x", "1" * 200_000, "1." * 100_000, "1" * 60 + "x"])
+def test_a_hostile_quantity_takes_no_long_time(text: str) -> None:
+    """A RayCluster's `rayStartParams` are free text, and the webhook reads them while a user's pod waits."""
+    begin = time.process_time()
+    assert quantities.parse(text) is None
+    assert time.process_time() - begin < 1.0
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ S = "q7Zk1Lm9"
         pytest.param(f"{{env_vars: {{HF_TOKEN: {S}, A: b}}}}", id="YAML"),
         pytest.param(f"python3 -m m +ray_kwargs.ray_init.runtime_env.env_vars.OPENAI_API_KEY={S}", id="an override"),
         pytest.param(f"python3 -m m a.secret.name=[{S}]", id="an override below a secret"),
+        pytest.param(f"python3 -m m ++a.api_key={S} ~b+password={S}", id="overrides with signs before and in them"),
         pytest.param(f"x --password {S}", id="a flag"),
         pytest.param(f"x --api-key={S}", id="a flag with an equals sign"),
         pytest.param(f"x --wandb-token -{S}x PASSWORD=-{S}", id="a value that begins like a flag"),
@@ -103,6 +104,10 @@ def test_it_takes_any_text(text: str) -> None:
         "'token':'",
         "hf_",
         "eyJaaaaaaaa.",
+        "+",
+        "~",
+        "+a",
+        "-+",
     ],
 )
 def test_a_hostile_text_takes_no_long_time(piece: str) -> None:
