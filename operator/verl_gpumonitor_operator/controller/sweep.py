@@ -20,7 +20,7 @@ import msgspec
 
 from verl_gpumonitor_operator.kube.client import KubeClient, object_path
 from verl_gpumonitor_operator.kube.errors import ForbiddenError, KubeError, NotFoundError, UnreachableError
-from verl_gpumonitor_operator.kube.reflector import list_all
+from verl_gpumonitor_operator.kube.reflector import UNREADABLE, list_all
 
 from . import monitors
 from .jobs import KINDS, JobKind
@@ -148,7 +148,7 @@ class Sweeper:
         """Sweep one kind. Its failure (a conversion webhook that is away) is not that of the others."""
         try:
             await sweeping
-        except (KubeError, msgspec.DecodeError) as error:
+        except (KubeError, *UNREADABLE) as error:
             if kind not in self.state.failing:
                 self.state.failing.add(kind)
                 logger.warning("list failed, trying again", extra={"reason": kind, "error": str(error)})

@@ -29,6 +29,10 @@ MAX_RESUMED: Final = 3
 MAX_BACKOFF_SECONDS: Final = 30.0
 SHORTEST_WATCH_SECONDS: Final = 1.0
 
+UNREADABLE: Final = (msgspec.DecodeError, RecursionError)
+"""What reading an answer may raise. A custom resource may keep fields that no schema bounds, nested as deep as the API
+server takes them, which is deeper than Python reads: that must end one list, never the process."""
+
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 logger = logging.getLogger(__name__)
@@ -126,7 +130,7 @@ class Reflector(Generic[T]):
     path: str
     query: Query
     decode: Callable[[msgspec.Raw], Decoded[T] | None]
-    """Read one item; None leaves it out. May raise msgspec.DecodeError: that item is left out and counted."""
+    """Read one item; None leaves it out. May raise one of `UNREADABLE`: that item is left out."""
     mirror: Mirror[T]
     state: ReflectorState = field(default_factory=ReflectorState)
     _known: dict[str, T] = field(default_factory=dict)
@@ -147,7 +151,7 @@ class Reflector(Generic[T]):
             except ExpiredError:
                 self._version = None
                 logger.info("list is too old, listing again", extra={"path": self.path})
-            except (KubeError, msgspec.DecodeError) as error:
+            except (KubeError, *UNREADABLE) as error:
                 failures += 1
                 if failures > MAX_RESUMED or not isinstance(error, UnreachableError):
                     self._version, failures = None, 0
@@ -220,7 +224,7 @@ class Reflector(Generic[T]):
     def _decode(self, raw: msgspec.Raw) -> Decoded[T] | None:
         try:
             return self.decode(raw)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             logger.warning("object cannot be read, left out", extra={"path": self.path, "error": str(error)})
             return None
 

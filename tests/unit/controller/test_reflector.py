@@ -177,6 +177,14 @@ async def test_an_object_that_cannot_be_read_is_left_out() -> None:
     assert mirror.held == {"a", "b"}
 
 
+async def test_what_is_nested_deeper_than_python_reads_ends_nothing() -> None:
+    deep = b'{"type":"ADDED","object":' + b'{"a":' * 5000 + b"1" + b"}" * 5001
+    script = Script([listed("a"), listed("a", "b")], [[deep]])
+    mirror, reflector = await played(script)
+    assert mirror.held == {"a", "b"}
+    assert reflector.state.failures == 1
+
+
 async def test_a_broken_line_lists_again() -> None:
     mirror, reflector = await played(Script([listed("a"), listed("a")], [[b"{not json"]]))
     assert mirror.held == {"a"}

@@ -235,6 +235,24 @@ async def test_a_broken_kind_keeps_nobody_from_the_others() -> None:
     assert sweeper.state.failing == set()
 
 
+async def test_an_object_nested_deeper_than_python_reads_fails_the_list_of_its_kind_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lists, believes, sweeper = swept()
+    believes.jobs = {kind: {"uid-old"} for kind in JobKind}
+    answered = lists.get
+
+    async def get(path: str, query: Mapping[str, Any] | None = None) -> bytes:
+        if path == RAY:
+            return b'{"items":[' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"]}"
+        return await answered(path, query)
+
+    monkeypatch.setattr(lists, "get", get)
+    assert not await sweeper.sweep()
+    assert sweeper.state.failing == {"RayJob"}
+    assert believes.jobs == {kind: {"uid-old"} if kind is JobKind.RAY_JOB else set() for kind in JobKind}
+
+
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Pauses that were made, none of which takes time; the hundredth ends the test's work."""
