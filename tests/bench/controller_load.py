@@ -18,6 +18,7 @@ from verl_gpumonitor.model.report import (
     StageCount,
     StageNow,
     StageQuality,
+    StepGpu,
     StepReport,
     StepStage,
 )
@@ -196,17 +197,30 @@ def stage_counts(age: float, used: int) -> list[StageCount]:
     ]
 
 
+def step_report(number: int, end: float) -> StepReport:
+    """Return a whole step of a pod with eight GPUs."""
+    stages = [
+        StepStage(
+            stage=stage,
+            role=role,
+            begin=end - STEP_SECONDS,
+            seconds=share * STEP_SECONDS,
+            gpus=[
+                StepGpu(
+                    place, share * STEP_SECONDS, share * STEP_SECONDS * 0.6, 9000.0, (60 + place % 3) * GIB, 20 * GIB
+                )
+                for place in range(GPUS_PER_POD)
+            ],
+        )
+        for stage, role, share in STAGES
+    ]
+    return StepReport(number=number, step=number, begin=end - STEP_SECONDS, end=end, stages=stages)
+
+
 def steps_of(age: float, began: float) -> list[StepReport]:
     """Return the newest whole step. It is told again and again, and counts once."""
     number = int(age // STEP_SECONDS)
-    if number == 0:
-        return []
-    end = began + number * STEP_SECONDS
-    stages = [
-        StepStage(stage=stage, role=role, begin=end - STEP_SECONDS, seconds=share * STEP_SECONDS)
-        for stage, role, share in STAGES
-    ]
-    return [StepReport(number=number, begin=end - STEP_SECONDS, end=end, stages=stages)]
+    return [step_report(number, began + number * STEP_SECONDS)] if number else []
 
 
 def report_of(pod: PodRecord, *, sequence: int, now: float, began: float) -> Report:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.bench.controller_load import STAGES, STEP_SECONDS, stage_counts
+from tests.bench.controller_load import STAGES, STEP_SECONDS, stage_counts, step_report
 from verl_gpumonitor.model.report import (
     REPORT_FORMAT,
     GpuReport,
@@ -28,9 +28,6 @@ from verl_gpumonitor.model.report import (
     Report,
     StageNow,
     StageQuality,
-    StepGpu,
-    StepReport,
-    StepStage,
 )
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import Ownership, Source
@@ -48,24 +45,8 @@ REPORTS_PER_SECOND = 10_000 / INTERVAL
 LOOKS_PER_SECOND = 1000 / INTERVAL
 ANY_NAME, ANY_UID = "any-name", "any-uid"
 
-
-def _step(number: int, end: float) -> StepReport:
-    stages = [
-        StepStage(
-            stage=stage,
-            role=role,
-            begin=end - STEP_SECONDS,
-            seconds=share * STEP_SECONDS,
-            gpus=[
-                StepGpu(
-                    place, share * STEP_SECONDS, share * STEP_SECONDS * 0.6, 9000.0, (60 + place % 3) * GIB, 20 * GIB
-                )
-                for place in range(GPUS)
-            ],
-        )
-        for stage, role, share in STAGES
-    ]
-    return StepReport(number=number, step=number, begin=end - STEP_SECONDS, end=end, stages=stages)
+Look = list[float]
+"""Seconds of CPU of a look's parts."""
 
 
 def report_of(name: str, uid: str, round_: int, step_seconds: float = STEP_SECONDS) -> Report:
@@ -104,7 +85,7 @@ def report_of(name: str, uid: str, round_: int, step_seconds: float = STEP_SECON
         gpus=gpus,
         stage=StageNow(stage=stage, role=role),
         stage_quality=StageQuality(source=StageSource.RAY_STATE, resolution_seconds=1.0),
-        steps=[_step(number, BEGAN + age)] if ends_now else [],
+        steps=[step_report(number, BEGAN + age)] if ends_now else [],
     )
 
 
@@ -194,6 +175,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     report_seconds: float
     look_seconds: float
     longest_look_seconds: float
+    longest_part_seconds: float
+    """For so long no other work of the controller has its turn."""
 
 
 def measure(size: Size) -> Figures:
@@ -204,7 +187,7 @@ def measure(size: Size) -> Figures:
     world, records = _world(size.workloads, size.pods, timed)
     gc.collect()
     before, at = _rss_mib(), BEGAN
-    looks: list[float] = []
+    looks: list[Look] = []
     step_seconds = INTERVAL if size.full else STEP_SECONDS
     for round_ in range(int(size.steps * step_seconds / INTERVAL) + 1):
         at = BEGAN + (round_ + 1) * INTERVAL
@@ -220,18 +203,23 @@ def measure(size: Size) -> Figures:
         steps=max(patient.depth for patient in patients),
         grown_mib=_rss_mib() - before,
         report_seconds=timed.seconds / timed.reports,
-        look_seconds=sum(looks) / len(looks),
-        longest_look_seconds=max(looks),
+        look_seconds=sum(sum(look) for look in looks) / len(looks),
+        longest_look_seconds=max(sum(look) for look in looks),
+        longest_part_seconds=max(max(look) for look in looks),
     )
 
 
-def _looks(clinic: Clinic, world: Workloads, at: float) -> list[float]:
-    """Look at all workloads; returns the seconds of CPU that each look took."""
+def _looks(clinic: Clinic, world: Workloads, at: float) -> list[Look]:
+    """Look at all workloads."""
     looks = []
     for workload in world.all():
-        begin = time.process_time()
-        clinic.look(workload, command=None, thresholds=None, phase="Running", now=at)
-        looks.append(time.process_time() - begin)
+        begin, look = time.process_time(), []
+        for _ in clinic.judging(workload, command=None, thresholds=None, phase="Running", now=at):
+            now = time.process_time()
+            look.append(now - begin)
+            begin = now
+        clinic.opinion(workload.job.uid)
+        looks.append([*look, time.process_time() - begin])
     return looks
 
 
@@ -252,9 +240,10 @@ def tell(size: Size) -> None:
         print(f"  diagnosis, KiB a followed GPU   {each:8.2f}, of 80,000 GPUs {80_000 * each / 1024:.0f} MiB")
     if not size.full:
         cores = REPORTS_PER_SECOND * with_it.report_seconds, LOOKS_PER_SECOND * with_it.look_seconds
-        longest = 1e3 * with_it.longest_look_seconds
+        longest, part = 1e3 * with_it.longest_look_seconds, 1e3 * with_it.longest_part_seconds
         print(f"  diagnosis, us a report          {1e6 * with_it.report_seconds:8.0f}")
-        print(f"  diagnosis, us a look            {1e6 * with_it.look_seconds:8.0f}, the longest {longest:.0f} ms")
+        print(f"  diagnosis, us a look            {1e6 * with_it.look_seconds:8.0f}")
+        print(f"  the longest, ms                 {longest:8.0f}, in parts of up to {part:.0f}")
         if size.pods * GPUS == 80:
             print(f"  share of one core, 667 reports/s{sum(cores):8.3f}: reports {cores[0]:.3f}, looks {cores[1]:.3f}")
     sys.stdout.flush()

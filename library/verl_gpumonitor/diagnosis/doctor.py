@@ -6,7 +6,7 @@ A rule says what holds now. The engine keeps a problem from flapping (it must ho
 the same finding again when it comes back within the cool-down, and leaves out what another open finding explains.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, TypeVar
 
 import msgspec
@@ -118,6 +118,14 @@ class Diagnosis:
 
     def judge(self, t: float) -> None:
         """Ask the rules that have something new to see."""
+        for _ in self.judging(t):
+            pass
+
+    def judging(self, t: float) -> Iterator[None]:
+        """Do the same in parts, one rule each: in a large workload all of them take a second.
+
+        What is fed between two parts is seen by the rules that are left, and by all others the next time.
+        """
         new_steps = self._revision != self._judged_revision
         self._judged_t, self._judged_revision = t, self._revision
         for rule in self._rules:
@@ -126,6 +134,7 @@ class Diagnosis:
             if self.history.over and not rule.after_end:
                 continue
             self._apply(rule, t)
+            yield
         if new_steps:
             self.history.pack()
 

@@ -8,7 +8,7 @@ is said; the simple rules look at those all the same.
 Advice takes milliseconds, and is asked for when a problem is new or its evidence has changed notably.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -30,7 +30,9 @@ BUDGET_PIECES: Final = 2_500_000
 """Pieces of finished steps that are kept of all workloads: 17,000 GPUs have room, in 100 MiB. 80,000 would
 take half of the controller's memory, and their pods' connections and reports take the other."""
 MOST_GPUS: Final = 1040
-"""Of one workload no more are followed: a look at them all, when a step has ended, is not to hold up others."""
+"""Of one workload no more are followed: a look at them all, when a step has ended, takes a second of CPU."""
+DIVIDED_GPUS: Final = 100
+"""From so many on it is taken in parts, so that it does not hold up others."""
 STAGES: Final = 8
 """Stages of a usual step."""
 DEEP: Final = 24
@@ -122,6 +124,8 @@ class Case:
     told: dict[tuple[str, str], float] = field(default_factory=dict)
     """Open problems -> when they were told last."""
     advised: dict[tuple[str, str], Advised] = field(default_factory=dict)
+    judgements: int = 0
+    """Those that the opinion is of."""
     opinion: Opinion = NOT_SEEN
 
 
@@ -223,23 +227,16 @@ class Clinic:
 
     # What is thought of them
 
-    def look(
-        self,
-        workload: Workload,
-        *,
-        command: Command | None,
-        thresholds: Thresholds | None,
-        phase: str,
-        now: float,
-        again: bool = False,
-    ) -> Opinion:
-        """Return what is thought of a workload that runs.
+    def judging(
+        self, workload: Workload, *, command: Command | None, thresholds: Thresholds | None, phase: str, now: float
+    ) -> Iterator[None]:
+        """Judge a workload that runs, if it is time: in parts, between which others may have their turn.
 
-        `thresholds`: its own, where somebody set them; `again`: what was just resumed is to be in it.
+        `thresholds`: its own, where somebody set them. What came of it is `opinion`.
         """
         case = self._cases.get(workload.job.uid)
         if case is None:
-            return NOT_SEEN
+            return
         patient = case.patient
         self._set(case, thresholds or self.thresholds)
         patient.launched(command)
@@ -249,16 +246,40 @@ class Clinic:
         self._taken += _room_of(patient) - before
         for record in tracks.values():
             patient.container(record, now)
+        every = max(JUDGE_SECONDS, patient.gpus / GPUS_PER_JUDGE_SECOND)
+        for _ in patient.judging(now, phase=phase, every_seconds=every):
+            if patient.gpus >= DIVIDED_GPUS:
+                yield
+
+    def opinion(self, uid: str, *, again: bool = False) -> Opinion:
+        """Return what is thought of a workload since it was judged. `again`: what was just resumed is to be in it."""
+        case = self._cases.get(uid)
+        if case is None:
+            return NOT_SEEN
         if again:
             open_now = (*(one for one in case.opinion.open if one.key[1] != RESUMED), *_resumed(case))
             return replace(case.opinion, open=open_now)
-        every = max(JUDGE_SECONDS, patient.gpus / GPUS_PER_JUDGE_SECOND)
-        if not patient.judge(now, phase=phase, every_seconds=every) and case.opinion is not NOT_SEEN:
+        if case.judgements == case.patient.judgements and case.opinion is not NOT_SEEN:
             case.opinion = replace(case.opinion, raised=(), repeated=())
             return case.opinion
+        case.judgements = case.patient.judgements
         case.opinion = self._opinion(case)
-        patient.history.pack()
+        case.patient.history.pack()
         return case.opinion
+
+    def look(
+        self,
+        workload: Workload,
+        *,
+        command: Command | None,
+        thresholds: Thresholds | None,
+        phase: str,
+        now: float,
+    ) -> Opinion:
+        """Judge at one go, and return the opinion."""
+        for _ in self.judging(workload, command=command, thresholds=thresholds, phase=phase, now=now):
+            pass
+        return self.opinion(workload.job.uid)
 
     def _set(self, case: Case, thresholds: Thresholds) -> None:
         if thresholds != case.thresholds:

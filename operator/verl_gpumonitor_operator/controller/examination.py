@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Looks at the whole of one workload: what its pods told becomes the picture that its GPUMonitor shows."""
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any, Final
 
 from verl_gpumonitor.diagnosis import DiagnosisLimits
@@ -16,7 +16,7 @@ from .assessment import ended as ended_assessment
 from .clinic import NOT_SEEN, Clinic, Opinion, thresholds_of
 from .entry import Entry
 from .jobs import JobKind
-from .launch import Command, Launches, command_of
+from .launch import Launches, command_of
 from .namespaces import DISABLED, Namespaces
 from .stages import StageView, trains_alone, view
 from .status import Condition, GpuView, Picture
@@ -63,17 +63,32 @@ class Examiner:
         if self._clinic is not None:
             self._clinic.forget(uid)
 
+    def consult(self, workload: Workload, entry: Entry, now: float) -> Iterator[None]:
+        """Have the diagnosis judge a workload, in parts between which others may have their turn."""
+        if self._clinic is None or _is_over(workload):
+            return
+        yield from self._clinic.judging(
+            workload,
+            command=command_of(workload.job, workload.ray_jobs()),
+            thresholds=self._own_thresholds(entry),
+            phase=phase_of(workload).value,
+            now=now,
+        )
+
     def examine(self, workload: Workload, entry: Entry, now: float) -> tuple[Picture, Assessment]:
-        """Return what is to be shown of a workload, and what is thought of it, beside what was thought before."""
+        """Return what is to be shown of a workload, and what is thought of it, beside what was thought before.
+
+        What the diagnosis thinks is as of when it was consulted last.
+        """
         tracks = list(workload.pods())
         gpus, summaries, telemetry = self._views(tracks, now)
-        ended = workload.job.ended or workload.gone_at is not None
+        ended = _is_over(workload)
         available = self._availability(workload, summaries)
         kept_health = entry.base(workload.job.uid).get("health") if ended else None
         command = command_of(workload.job, workload.ray_jobs())
         # A job may be so short that its first report is its last, and comes after its end.
         judging = not ended or (kept_health in (None, UNKNOWN, UNAVAILABLE) and available.status == "True")
-        opinion = self._opinion(workload, entry, command, now) if not ended else NOT_SEEN
+        opinion = self._opinion(workload, entry) if not ended else NOT_SEEN
         if judging:
             muted = entry.monitor.muted_reasons if entry.monitor else frozenset[str]()
             assessment = assess(
@@ -123,28 +138,16 @@ class Examiner:
         fresh = [track for track in tracks if self._is_fresh(track, now)]
         return view(workload, fresh, totals.stages, trainer_alone=trainer_alone)
 
-    def _opinion(self, workload: Workload, entry: Entry, command: Command | None, now: float) -> Opinion:
+    def _opinion(self, workload: Workload, entry: Entry) -> Opinion:
         """Return what the stage-aware diagnosis thinks. From its first word on, what the simple rules found is its."""
-        opinion = self._ask(workload, entry, command, now)
-        if opinion.staged and entry.states.diagnosis.tracks and self._clinic is not None:
-            simple = {one.finding.reason: one.finding.message for one in entry.states.diagnosis.open}
-            self._clinic.resume(workload.job.uid, simple)
-            opinion = self._ask(workload, entry, command, now, again=True)
-        return opinion
-
-    def _ask(
-        self, workload: Workload, entry: Entry, command: Command | None, now: float, *, again: bool = False
-    ) -> Opinion:
         if self._clinic is None:
             return NOT_SEEN
-        return self._clinic.look(
-            workload,
-            command=command,
-            thresholds=self._own_thresholds(entry),
-            phase=phase_of(workload).value,
-            now=now,
-            again=again,
-        )
+        uid = workload.job.uid
+        opinion = self._clinic.opinion(uid)
+        if opinion.staged and entry.states.diagnosis.tracks:
+            self._clinic.resume(uid, {one.finding.reason: one.finding.message for one in entry.states.diagnosis.open})
+            return self._clinic.opinion(uid, again=True)
+        return opinion
 
     def _own_thresholds(self, entry: Entry) -> Thresholds | None:
         """Return the thresholds that the GPUMonitor sets; None where it sets none, or some that cannot be."""
@@ -242,6 +245,10 @@ class Examiner:
             if track.record.live and (not track.record.deleting or track.record.name in reporting)
         )
         return max(spec or 0, live)
+
+
+def _is_over(workload: Workload) -> bool:
+    return workload.job.ended or workload.gone_at is not None
 
 
 def phase_of(workload: Workload) -> Phase:

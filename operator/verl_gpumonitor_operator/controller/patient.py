@@ -7,7 +7,7 @@ the differences of counters; a GPU that does not answer has no line. Steps come 
 """
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from sys import intern
@@ -118,6 +118,8 @@ class Patient:
         self.history = ReportedHistory(header, depth=depth, interval_seconds=interval_seconds)
         self.diagnosis = self._diagnosis(thresholds)
         self._judged_t = float("-inf")
+        self.judgements = 0
+        """How often all rules were asked."""
 
     def _diagnosis(self, thresholds: Thresholds) -> Diagnosis:
         rules = [rule for rule in RULES if rule.reason not in TELEMETRY]
@@ -180,19 +182,21 @@ class Patient:
         for name in [name for name in self._pods if name not in names]:
             self.drop(name)
 
-    def judge(self, at: float, *, phase: str, every_seconds: float) -> bool:
-        """Ask the rules, if there is something new and the time has come. Returns whether they were asked."""
+    def judging(self, at: float, *, phase: str, every_seconds: float) -> Iterator[None]:
+        """Ask the rules, one after the other, if there is something new and the time has come."""
         t = self.t_of(at)
         if phase != self._phase:
             self._phase = phase
             self.history.feed(JobLine(t=t, phase=phase))
         newest = self.history.t
         if newest <= self._judged_t or t - self._judged_t < every_seconds:
-            return False
-        self.history.settle(t)
-        self.diagnosis.judge(newest)
+            return
+        # From here on: what comes while rules are asked is for the next time.
         self._judged_t = newest
-        return True
+        self.history.settle(t)
+        yield
+        yield from self.diagnosis.judging(newest)
+        self.judgements += 1
 
     # Lines
 

@@ -265,7 +265,7 @@ class Reconciler:
             if now - entry.looked_at < pace:
                 continue
             self._later.discard(uid)
-            self._look_safely(workload, entry, now)
+            await self._look_safely(workload, entry, now)
             if number % 20 == 19:
                 await asyncio.sleep(0)
         if now - self._retention_checked >= RETENTION_CHECK_SECONDS:
@@ -283,8 +283,10 @@ class Reconciler:
     def _look_is_due(self, entry: Entry, now: float) -> bool:
         return not entry.finished and not entry.writing and now - entry.looked_at >= LOOK_AGAIN_SECONDS
 
-    def _look_safely(self, workload: Workload, entry: Entry, now: float) -> None:
+    async def _look_safely(self, workload: Workload, entry: Entry, now: float) -> None:
         try:
+            for _ in self._examiner.consult(workload, entry, now):
+                await asyncio.sleep(0)
             self._look(workload, entry, now)
         except Exception:
             # A fault in what is said about one job must not end the monitoring of all others.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stage-aware diagnosis in the controller: from reports of recorded runs to findings, advice and what is told."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from verl_gpumonitor_operator.controller.clinic import (
     BUDGET_PIECES,
     DEEP,
     DEEP_SHARE,
+    DIVIDED_GPUS,
     SHALLOW,
     STAGES,
     Clinic,
@@ -129,8 +130,7 @@ BY_REPORTS: tuple[tuple[str, set[str]], ...] = (
     ("xid31-program", set()),
     ("sleep-keeps-26g", {"RolloutMemoryNotReleased"}),
     ("hot-gpu-throttles", {"Throttled"}),
-    # What reports do not tell: processes on GPUs.
-    ("contexts-on-gpu0", set()),
+    ("contexts-on-gpu0", {"ForeignProcess"}),
 )
 """Recorded runs, and what is found of them by reports; `gpumon diagnose` says the same but for what is noted here."""
 
@@ -285,6 +285,41 @@ def test_there_is_room_for_fifteen_thousand_gpus() -> None:
     deep = DEEP_SHARE * BUDGET_PIECES / (STAGES * DEEP)
     shallow = (ALL_SHARE - DEEP_SHARE) * BUDGET_PIECES / (STAGES * SHALLOW)
     assert deep + shallow >= 15_000
+
+
+class CourseInParts(Course):
+    """The same; the next reports come while rules are asked."""
+
+    parts: Sequence[int] = ()
+
+    def look(self, *, command: Command | None = None, thresholds: Thresholds | None = None) -> Opinion:
+        judging = self.clinic.judging(
+            self.workload, command=command, thresholds=thresholds, phase="Running", now=self.now
+        )
+        number = 0
+        for number, _ in enumerate(judging, start=1):
+            if number == 3:
+                self._report(self.pods[0], 0, 50.0, last=False)
+        self.parts = (*self.parts, number)
+        self.opinions.append(self.clinic.opinion(self.workload.job.uid))
+        return self.opinions[-1]
+
+
+def test_a_large_job_is_judged_in_parts_to_the_same_end() -> None:
+    peaks, gpus = [*RISING, *[50.0] * 14], DIVIDED_GPUS // 2
+    course = CourseInParts(Clinic(interval_seconds=INTERVAL), peaks=peaks, gpus=gpus)
+    whole = Course(Clinic(interval_seconds=INTERVAL), peaks=peaks, gpus=gpus)
+    course.run()
+    whole.run()
+    assert max(course.parts) > 10
+    assert _told(course) == _told(whole)
+    assert {one.key for one in course.opinions[-1].open} == {one.key for one in whole.opinions[-1].open}
+
+
+def test_a_small_job_is_judged_at_one_go() -> None:
+    course = CourseInParts(Clinic(interval_seconds=INTERVAL), peaks=CALM[:4])
+    course.run()
+    assert max(course.parts) == 0
 
 
 def test_room_is_given_back() -> None:
