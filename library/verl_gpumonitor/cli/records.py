@@ -12,13 +12,16 @@ from typing import Final
 
 from verl_gpumonitor.model.trace import Header, Record, TraceError
 
-from .gpulogs import Problems, trace_of
+from .gpulogs import trace_of
+from .logrows import Problems
 from .monitors import MAX_BYTES, MonitorGiven, is_object
 from .traces import TraceReader, lines_of
 
 DEFAULT_INTERVAL_SECONDS: Final = 1.0
 """Between two rows of a log without times, unless the caller knows better."""
 _TRACE_MARK: Final = b'"format"'
+_MOST_BEFORE: Final = 20
+"""Empty lines and comments before what a file begins with."""
 
 
 class RecordedRun:
@@ -40,6 +43,7 @@ class Complaints:
         """Yield a line for each of the first few, and one that counts the others."""
         source = self._source
         if isinstance(source, Problems):
+            yield from source.notes
             yield from source.first
             shown, all_of_them = len(source.first), source.rows
         else:
@@ -58,7 +62,7 @@ def open_run(path: str, *, interval_seconds: float = DEFAULT_INTERVAL_SECONDS) -
     `interval_seconds`: time between two rows of a GPU in a log without times.
     """
     with lines_of(path) as lines:
-        first = next(lines, b"")
+        before, first = _beginning(lines)
         everything = chain([first] if first else [], lines)
         is_trace = _TRACE_MARK in first[:4096] and b'"header"' in first[:4096]
         if not is_trace and is_object(first):
@@ -68,8 +72,20 @@ def open_run(path: str, *, interval_seconds: float = DEFAULT_INTERVAL_SECONDS) -
             yield RecordedRun(reader.header, reader.records(), Complaints(reader))
         else:
             problems = Problems()
-            header, rows = trace_of(everything, interval_seconds=interval_seconds, problems=problems)
+            header, rows = trace_of(chain(before, everything), interval_seconds=interval_seconds, problems=problems)
             yield RecordedRun(header, rows, Complaints(problems))
+
+
+def _beginning(lines: Iterator[bytes]) -> tuple[list[bytes], bytes]:
+    """Return empty lines and comments that a file begins with, and the line that says what it is."""
+    before: list[bytes] = []
+    for line in lines:
+        if line.strip() and not line.startswith(b"#"):
+            return before, line
+        before.append(line)
+        if len(before) >= _MOST_BEFORE:
+            break
+    return before, b""
 
 
 def _document(lines: Iterator[bytes]) -> bytes:

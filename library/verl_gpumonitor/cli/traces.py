@@ -4,7 +4,8 @@
 
 What was recorded by several pods may be out of order by a moment, and a line may come twice: lines wait in a buffer of
 two seconds of the trace's own time. A line that cannot be read, or comes later than that, is reported with its number
-and passed over; a file that ends in the middle of its compression is read as far as it goes.
+and passed over; a file that ends in the middle of its compression is read as far as it goes. Text may begin with a byte
+order mark and be UTF-16, as Windows' shell writes it, and its lines may end as on any system.
 """
 
 import gzip
@@ -14,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from io import BufferedReader
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +30,25 @@ MAX_PROBLEMS: Final = 50
 """Problems that are kept word for word; the others are counted."""
 MAX_READ_BYTES: Final = 8 * 1024 * 1024
 _GZIP: Final = b"\x1f\x8b"
+_PACKED: Final = {
+    b"PK\x03\x04": "zip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ": "xz",
+    b"BZh": "bzip2",
+    b"PAR1": "Parquet",
+}
+_UTF8_MARK: Final = b"\xef\xbb\xbf"
+_UTF16_MARKS: Final = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 _SLACK: Final = 1e-6
+
+
+class BrokenOff(TraceError):  # noqa: N818 - of a file whose beginning could be read it is a remark
+    """A file cannot be read, or not to its end."""
+
+    def __init__(self, error: Exception) -> None:
+        """Say it in the system's words."""
+        self.reason = getattr(error, "strerror", None) or str(error)
+        super().__init__(f"cannot be read: {self.reason}")
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,8 +108,8 @@ class TraceReader:
                     continue
                 self.records_read += 1
                 yield number, line.strip(), record
-        except (OSError, EOFError, zlib.error) as error:
-            self._problem(0, f"ends too early: {error}")
+        except BrokenOff as error:
+            self._problem(0, f"ends too early: {error.reason}")
 
     def _problem(self, line: int, text: str) -> None:
         self.problem_count += 1
@@ -107,21 +126,59 @@ def open_trace(path: str) -> Iterator[TraceReader]:
 
 @contextmanager
 def lines_of(path: str) -> Iterator[Iterator[bytes]]:
-    """Open a file of lines, unpacked if it is packed; `-` is standard input. Raises TraceError."""
+    """Open a file of lines, unpacked if it is packed, as UTF-8; `-` is standard input. Raises TraceError.
+
+    So do the lines where one cannot be read: BrokenOff.
+    """
     if path == "-":
         with open(sys.stdin.fileno(), "rb", closefd=False) as file:
             yield _lines(file)
         return
     try:
-        with Path(path).open("rb") as file:
-            yield _lines(file)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise TraceError(f"cannot be read: {reason}") from error
+        opened = Path(path).open("rb")  # noqa: SIM115 - what goes wrong in the block is not the file's fault
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
+        raise BrokenOff(error) from error
+    with opened as file:
+        yield _lines(file)
 
 
 def _lines(file: BufferedReader) -> Iterator[bytes]:
-    """Return the lines of a file, unpacked if it is packed; one beyond all bounds is cut, and so is broken."""
-    packed = file.peek(len(_GZIP)).startswith(_GZIP)
-    unpacked: BufferedReader | gzip.GzipFile = gzip.GzipFile(fileobj=file) if packed else file
-    return iter(partial(unpacked.readline, MAX_READ_BYTES), b"")
+    """Yield the lines of a file; one beyond all bounds is cut, and so is broken."""
+    try:
+        packed = file.peek(len(_GZIP)).startswith(_GZIP)
+        unpacked: BufferedReader | gzip.GzipFile = gzip.GzipFile(fileobj=file) if packed else file
+        for line in _decoded(unpacked):
+            # Only here does a lone carriage return end a line: a spreadsheet of an old Mac.
+            if b"\r" in line and line.find(b"\r") < len(line) - 2:
+                yield from line.splitlines(keepends=True)
+            else:
+                yield line
+    except (OSError, EOFError, zlib.error) as error:
+        raise BrokenOff(error) from error
+
+
+def _decoded(unpacked: BufferedReader | gzip.GzipFile) -> Iterator[bytes]:
+    """Return the lines in UTF-8, without a mark before the first. Raises TraceError."""
+    begin = unpacked.peek(8)[:8]
+    for magic, name in _PACKED.items():
+        if begin.startswith(magic):
+            raise TraceError(f"is packed as {name}: unpack it first, or pack it by gzip")
+    if begin.startswith(_UTF8_MARK):
+        unpacked.read(len(_UTF8_MARK))
+    encoding = _UTF16_MARKS.get(begin[:2])
+    if encoding is not None:
+        unpacked.read(2)
+    elif len(begin) >= 4 and begin[1] == begin[3] == 0 and begin[0] and begin[2]:
+        encoding = "utf-16-le"
+    if encoding is None:
+        return iter(partial(unpacked.readline, MAX_READ_BYTES), b"")
+    return _from_utf16(unpacked, encoding)
+
+
+def _from_utf16(unpacked: BufferedReader | gzip.GzipFile, encoding: str) -> Iterator[bytes]:
+    text = TextIOWrapper(unpacked, encoding=encoding, errors="replace", newline="\n")
+    try:
+        for line in iter(partial(text.readline, MAX_READ_BYTES), ""):
+            yield line.encode("utf-8", errors="replace")
+    finally:
+        text.detach()  # else it would close the file, which is not its own

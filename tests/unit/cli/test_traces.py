@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from verl_gpumonitor.cli.records import open_run
 from verl_gpumonitor.cli.traces import TraceReader, open_trace
 from verl_gpumonitor.model.trace import NotATrace, StepLine, TraceError
 
@@ -84,3 +85,52 @@ def test_what_cannot_be_read_is_refused_in_words(tmp_path: Path, content: bytes 
 def test_an_empty_iterable_is_no_trace() -> None:
     with pytest.raises(NotATrace):
         TraceReader([])
+
+
+ROWS = [HEADER, _step(1), _step(2)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"\xef\xbb\xbf" + b"\n".join(ROWS), id="a mark of UTF-8"),
+        pytest.param(b"\n".join(ROWS).decode().encode("utf-16"), id="UTF-16 as PowerShell writes it"),
+        pytest.param(b"\xfe\xff" + b"\n".join(ROWS).decode().encode("utf-16-be"), id="the other UTF-16"),
+        pytest.param(b"\n".join(ROWS).decode().encode("utf-16-le"), id="UTF-16 without a mark"),
+        pytest.param(b"\r\n".join(ROWS), id="lines as of Windows"),
+        pytest.param(b"\r".join(ROWS), id="lines as of an old Mac"),
+        pytest.param(b"\n\n" + b"\n".join(ROWS), id="empty lines before"),
+        pytest.param(gzip.compress(b"\xef\xbb\xbf" + b"\n".join(ROWS)), id="packed, with a mark"),
+    ],
+)
+def test_text_of_all_systems_is_read(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(content)
+    with open_run(str(path)) as run:
+        assert [record.t for record in run.records] == [1, 2]
+        assert list(run.complaints) == []
+
+
+@pytest.mark.parametrize(("magic", "name"), [(b"PK\x03\x04", "zip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh9", "bzip2")])
+def test_what_is_packed_otherwise_is_named(tmp_path: Path, magic: bytes, name: str) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(magic + b"\r\n\0" * 50)
+    with pytest.raises(TraceError, match=f"packed as {name}"), open_run(str(path)):
+        pass
+
+
+def test_a_packed_log_that_breaks_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.csv.gz"
+    rows = b"".join(b"%d,0,%d\n" % (100 * at, at * 7 % 101) for at in range(5000))
+    path.write_bytes(gzip.compress(b"timestamp,index,utilization.gpu\n" + rows)[:-2000])
+    with open_run(str(path)) as run:
+        assert len(list(run.records)) > 100
+        assert "ends too early" in next(iter(run.complaints))
+
+
+def test_a_fault_of_whoever_reads_is_not_the_files(tmp_path: Path) -> None:
+    """A pipe that is closed while the lines are shown is no file that cannot be read."""
+    path = tmp_path / "trace"
+    path.write_bytes(b"\n".join(ROWS))
+    with pytest.raises(BrokenPipeError), open_run(str(path)):
+        raise BrokenPipeError
