@@ -18,11 +18,13 @@ from .entry import Entry
 from .jobs import JobKind
 from .launch import Launches, command_of
 from .namespaces import DISABLED, Namespaces
+from .podtrack import PodTrack
 from .stages import StageView, trains_alone, view
 from .status import Condition, GpuView, Picture
 from .telemetry import Availability, Patience, PodSummary, Seen, Telemetry, availability, is_starting, judge
 from .totals import Totals
-from .workloads import PodTrack, Workload, Workloads
+from .workload import Workload
+from .workloads import Workloads
 
 UNSUPPORTED: Final = (
     "TrainJobs are not supported yet: their pods get no sidecar. Use a PyTorchJob or a RayJob to have GPUs monitored."

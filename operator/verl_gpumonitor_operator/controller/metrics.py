@@ -28,7 +28,7 @@ from .sweep import SweepState
 from .telemetry import Seen
 from .totals import OTHER, StageSum, StageSums
 from .watch import WatchState
-from .workloads import Workload
+from .workload import Workload
 from .writer import StatusWriter
 
 KEY = ("namespace", "workload", "kind")

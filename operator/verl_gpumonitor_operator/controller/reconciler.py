@@ -33,7 +33,8 @@ from .ports import PodRecord
 from .retirement import Retirement
 from .status import Status, Urgency, render, urgency
 from .submission import RETRY_SECONDS, Submission
-from .workloads import Workload, Workloads
+from .workload import Workload
+from .workloads import Workloads
 from .writer import StatusWriter
 
 logger = logging.getLogger(__name__)

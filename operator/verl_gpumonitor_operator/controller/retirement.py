@@ -11,7 +11,8 @@ from .jobs import JobKind, timestamp
 from .known_monitors import KnownMonitors
 from .monitors import MonitorSeen
 from .status import Status, Urgency
-from .workloads import Workload, Workloads
+from .workload import Workload
+from .workloads import Workloads
 from .writer import Outcome, StatusWrite, StatusWriter
 
 REMEMBER_SECONDS: Final = 10.0

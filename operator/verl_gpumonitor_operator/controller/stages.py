@@ -13,9 +13,10 @@ from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 
 from .jobs import JobKind, JobSeen
+from .podtrack import PodTrack
 from .steps import Pace, Pair, pace_of
 from .totals import OTHER, StageSum, StageSums
-from .workloads import PodTrack, Workload
+from .workload import Workload
 
 MAX_ROWS: Final = 16
 MAX_POOLS: Final = 8

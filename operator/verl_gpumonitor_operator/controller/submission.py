@@ -13,7 +13,7 @@ from .entry import Entry
 from .ledgers import Ledgers
 from .monitors import MonitorSeen
 from .status import Status, Urgency, urgency
-from .workloads import Workload
+from .workload import Workload
 from .writer import Outcome, StatusWrite, StatusWriter
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from verl_gpumonitor_operator.controller import stages
 from verl_gpumonitor_operator.controller.jobs import JobKind
 from verl_gpumonitor_operator.controller.steps import Pace
 from verl_gpumonitor_operator.controller.totals import Peak, StageKey, StageSum
-from verl_gpumonitor_operator.controller.workloads import Workload, Workloads
+from verl_gpumonitor_operator.controller.workload import Workload
+from verl_gpumonitor_operator.controller.workloads import Workloads
 
 NOW = 3000.0
 GROUP = "ray.io/group"

@@ -18,7 +18,8 @@ from verl_gpumonitor_operator.controller.ledger_text import WrittenLedger
 from verl_gpumonitor_operator.controller.ports import AcceptResult
 from verl_gpumonitor_operator.controller.steps import pace_of
 from verl_gpumonitor_operator.controller.totals import Totals
-from verl_gpumonitor_operator.controller.workloads import Workload, Workloads
+from verl_gpumonitor_operator.controller.workload import Workload
+from verl_gpumonitor_operator.controller.workloads import Workloads
 
 NOW = 2000.0
 RAY_JOB, RAY_CLUSTER, PYTORCH_JOB = JobKind.RAY_JOB, JobKind.RAY_CLUSTER, JobKind.PYTORCH_JOB
