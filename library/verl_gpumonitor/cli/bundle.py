@@ -11,9 +11,9 @@ import click
 from .bundles.gathering import BundleError, Gathering
 from .bundles.kubectl import Kubectl, KubectlError
 from .bundles.merge import Bundle
-from .findings import clock
 from .recording.file import Output, TraceFile, open_output
 from .recording.recorder import encoded
+from .times import clock
 
 _FLUSH_BYTES: Final = 1 << 20
 MAX_SHOWN: Final = 20

@@ -39,6 +39,9 @@ def command(*, before: str, after: str, output: Path | None, json_: bool, interv
     from .reports import comparison, comparison_page
 
     runs = [_run(path, interval) for path in (before, after)]
+    for path, run in zip((before, after), runs, strict=True):
+        for complaint in run.complaints:
+            click.echo(f"gpumon: {path}: {complaint}", err=True)
     found = comparison.compare(*runs)
     if output is not None:
         try:

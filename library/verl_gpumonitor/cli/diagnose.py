@@ -19,6 +19,7 @@ from verl_gpumonitor.model.vocabulary import Severity
 
 from . import monitor_findings
 from .findings import as_json, report
+from .first_look import first_look, only_looked, unjudged
 from .monitors import parse
 from .records import DEFAULT_INTERVAL_SECONDS, MonitorGiven, open_run
 
@@ -39,9 +40,9 @@ def diagnose(
     return diagnosis, advised(diagnosis)
 
 
-def advised(diagnosis: Diagnosis) -> list[TrackedFinding]:
-    """Return the findings, each with what could be changed about it."""
-    found = diagnosis.findings
+def advised(diagnosis: Diagnosis, more: Iterable[TrackedFinding] = ()) -> list[TrackedFinding]:
+    """Return the findings, each with what could be changed about it. `more`: others of the same job."""
+    found = [*diagnosis.findings, *more]
     context = context_at(diagnosis, {tracked.finding.reason for tracked in found if tracked.resolved is None})
     return [
         msgspec.structs.replace(
@@ -86,21 +87,27 @@ def command(
         raise click.BadParameter(f"no reason is called {unknown[0]!r}; there are: {', '.join(REASONS)}")
     try:
         with open_run(trace, interval_seconds=interval) as recorded:
-            diagnosis, findings = diagnose(recorded.header, recorded.records, muted=mute)
+            diagnosis, _ = diagnose(recorded.header, recorded.records, muted=mute)
     except MonitorGiven as given:
         _tell(given.document, trace=trace, name=name, muted=mute, json_=json_, fail_on=fail_on)
         return
     except TraceError as error:
         click.echo(f"gpumon: {trace}: {error}", err=True)
         sys.exit(UNREADABLE)
+    looked = [tracked for tracked in first_look(diagnosis) if tracked.finding.reason not in mute]
+    findings = advised(diagnosis, looked)
     for note in recorded.header.notes or ():
         click.echo(f"gpumon: {trace}: noted in it: {note}", err=True)
     for complaint in recorded.complaints:
         click.echo(f"gpumon: {trace}: {complaint}", err=True)
+    short = unjudged(diagnosis.history)
+    for told in (only_looked(diagnosis.history), short if json_ or findings else None):
+        if told is not None:
+            click.echo(f"gpumon: {trace}: {told}", err=True)
     if json_:
         click.echo(as_json(findings), nl=False)
     else:
-        click.echo(report(recorded.header, findings, end=diagnosis.history.t), nl=False)
+        click.echo(report(recorded.header, findings, end=diagnosis.history.t, unjudged=short), nl=False)
     _fail((tracked.finding.severity for tracked in findings), fail_on)
 
 

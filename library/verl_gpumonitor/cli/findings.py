@@ -11,7 +11,9 @@ import msgspec
 from verl_gpumonitor.diagnosis.health import rank_of
 from verl_gpumonitor.model.findings import Advice, TrackedFinding
 from verl_gpumonitor.model.trace import Header
-from verl_gpumonitor.model.vocabulary import Severity
+from verl_gpumonitor.model.vocabulary import UNKNOWN, Severity
+
+from .times import clock
 
 FINDINGS_FORMAT: Final = "gpumonitor-findings/1"
 WIDTH: Final = 100
@@ -39,15 +41,23 @@ def _finding(tracked: TrackedFinding) -> dict[str, Any]:
     }
 
 
-def report(header: Header, findings: Sequence[TrackedFinding], *, end: float) -> str:
-    """Return the report: what the record is of, then each finding, the gravest first. `end`: the last line's time."""
+def report(header: Header, findings: Sequence[TrackedFinding], *, end: float, unjudged: str | None = None) -> str:
+    """Return the report: what the record is of, then each finding, the gravest first.
+
+    `end`: the last line's time. `unjudged`: why a record without findings is not thereby healthy.
+    """
     lines = [_title(header), _extent(header, end), ""]
     if not findings:
-        lines.append("Nothing was found.")
-        return "\n".join(lines) + "\n"
+        lines.append("Nothing was found." if unjudged is None else f"Nothing can be said yet: {unjudged}.")
+        return plain("\n".join(lines)) + "\n"
     for tracked in ordered(findings):
         lines += [*_block(tracked), ""]
-    return "\n".join(lines)
+    return plain("\n".join(lines))
+
+
+def plain(text: str) -> str:
+    """Return lines without what would move a terminal's cursor: names come from the job."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else "?" for sign in text)
 
 
 def _title(header: Header) -> str:
@@ -62,15 +72,18 @@ def _extent(header: Header, end: float) -> str:
     pods = header.pods or []
     gpus = sum(len(pod.gpus or ()) for pod in pods)
     verl = header.frameworks.verl if header.frameworks else None
-    parts = [f"{gpus} GPUs in {len(pods)} pod{'' if len(pods) == 1 else 's'}", f"{clock(end)} recorded"]
+    parts = [f"{counted(gpus, 'GPU')} in {counted(len(pods), 'pod')}", f"{clock(end)} recorded"]
     return ", ".join([*parts, f"verl {verl}"] if verl else parts)
 
 
-def clock(seconds: float) -> str:
-    """Return a time of the record as `1:02:03` or `2:03`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+def counted(number: int, what: str) -> str:
+    """Return `1 GPU` or `4 GPUs`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def stage_text(stage: str | None) -> str:
+    """Return ` in update_actor`; nothing where the stage is not known."""
+    return "" if stage in (None, "", UNKNOWN) else f" in {stage}"
 
 
 def ordered(findings: Iterable[TrackedFinding]) -> list[TrackedFinding]:
@@ -90,8 +103,7 @@ def _gravity(tracked: TrackedFinding) -> tuple[bool, int, int, float]:
 
 def _block(tracked: TrackedFinding) -> Iterator[str]:
     finding = tracked.finding
-    stage = f" in {finding.scope.stage}" if finding.scope.stage else ""
-    yield f"{finding.severity.upper()}  {finding.reason}{stage}  {_life(tracked)}"
+    yield f"{finding.severity.upper()}  {finding.reason}{stage_text(finding.scope.stage)}  {_life(tracked)}"
     yield from wrapped(finding.message, "  ")
     explains = finding.evidence.get("explains")
     if explains:

@@ -18,14 +18,13 @@ from verl_gpumonitor.reading.machine import MachineReader
 from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings
 from verl_gpumonitor.stages.sources.marks import MarkReceiver
 
-from .findings import clock
 from .gpus import EXIT_NO_GPU, NoGpuError, await_first
 from .recording.file import Output, TraceFile, open_output
 from .recording.gpus import PROCESSES_SECONDS
 from .recording.processes import Processes
 from .recording.ray import RayWatch
 from .recording.recorder import TURN_SECONDS, Recorder, Sources, encoded
-from .times import Seconds
+from .times import Seconds, clock
 
 FLUSH_SECONDS: Final = 3.0
 """What is not written yet is lost with us: so much, and what waits to be put in order."""

@@ -19,11 +19,11 @@ from verl_gpumonitor.model.trace import Record, TraceError
 from verl_gpumonitor.model.vocabulary import Severity
 
 from .diagnose import UNREADABLE
-from .findings import clock, ordered
+from .findings import ordered, stage_text
 from .keyboard import keys, pressed
 from .playback import Change, Playback
 from .records import DEFAULT_INTERVAL_SECONDS, RecordedRun, open_run
-from .times import Seconds
+from .times import Seconds, clock
 from .view import gpu_table, plain, process_table
 
 FRAMES: Final = 8.0
@@ -125,8 +125,7 @@ def told(change: Change) -> str:
 
 def _heading(tracked: TrackedFinding) -> str:
     finding = tracked.finding
-    stage = f" in {finding.scope.stage}" if finding.scope.stage else ""
-    return f"{finding.reason} ({finding.severity}){stage}"
+    return f"{finding.reason} ({finding.severity}){stage_text(finding.scope.stage)}"
 
 
 def _advice(advice: Advice | None) -> str:

@@ -21,6 +21,13 @@ def seconds(text: str) -> float:
     return 3600.0 * hours + 60.0 * minutes + rest
 
 
+def clock(seconds: float) -> str:
+    """Return a time of the record as `1:02:03` or `2:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
 class Seconds(click.ParamType[float]):
     """A length of time."""
 

@@ -63,6 +63,127 @@ def test_compare_names_the_gain(tmp_path: Path) -> None:
     assert back.summary.startswith("It did not help")
 
 
+def test_a_minute_of_the_guides_case_gets_a_first_look(tmp_path: Path) -> None:
+    """Who logs a minute wants an answer; and it is said that it is a first one."""
+    short, fixed = (
+        logs.guide_log(tmp_path / f"{name}.csv", loads, used, rounds=12)
+        for name, loads, used in (("a", [85, 11, 10, 12], [78, 19, 18, 20]), ("b", [62, 63, 61, 64], [37, 38, 39, 40]))
+    )
+    run = run_of(short)
+    assert {tracked.finding.reason for tracked in run.findings} == {"Imbalance", "OOMRisk"}
+    assert all(tracked.finding.scope.gpus == ("GPU-0",) and tracked.finding.advice for tracked in run.findings)
+    assert "a first look" in html(run)
+    assert "balanced" in html(run_of(fixed))
+    found = compare(run, run_of(fixed))
+    assert found.helped
+    assert any("a first look" in note for note in found.notes)
+    assert "OOMRisk" in gpumon("diagnose", str(short))
+    assert "OOMRisk" not in gpumon("diagnose", str(short), "--mute", "OOMRisk")
+
+
+def test_a_few_seconds_say_nothing_and_are_no_health(tmp_path: Path) -> None:
+    path = logs.guide_log(tmp_path / "few.csv", [85, 11, 10, 12], [78, 19, 18, 20], rounds=3)
+    run = run_of(path)
+    assert (run.findings, run.healthy, run.verdict) == ((), False, "Unknown")
+    for form in (html(run), markdown(run), gpumon("diagnose", str(path))):
+        assert "Nothing can be said yet" in form
+        assert "Nothing was found" not in form
+        assert "balanced" not in form
+    whole = run_of(logs.before(tmp_path))
+    for found in (compare(whole, run), compare(run, whole)):
+        assert found.helped is None
+        assert found.summary.startswith("Nobody can say whether it helped")
+        assert (found.gone, found.new) == ((), ())
+
+
+def test_only_what_is_known_is_called_balanced(tmp_path: Path) -> None:
+    """Without memory nobody knows whether there is room, and of one GPU nobody whether it is balanced."""
+    rows = [f"{5 * at},{index},50" for at in range(12) for index in range(2)]
+    path = tmp_path / "load.csv"
+    path.write_text("\n".join(["timestamp,index,utilization.gpu", *rows]) + "\n")
+    assert "balanced in load." in html(run_of(path))
+    path.write_text("\n".join(["timestamp,index,utilization.gpu", *rows[::2]]) + "\n")
+    assert "balanced" not in html(run_of(path))
+    path.write_text("\n".join(["timestamp,index,utilization.gpu", *(f"{row[:-2]}[N/A]" for row in rows)]) + "\n")
+    assert run_of(path).verdict == "Unknown"
+
+
+def steps_log(folder: Path, name: str, *, seconds: float, model: str = "A", gpus: int = 2) -> Path:
+    """A record of twelve steps of so many seconds."""
+    header = {
+        "type": "header",
+        "format": "gpumonitor-trace/1",
+        "entrypoint": "python3 -m verl.trainer.main_ppo",
+        "pods": [
+            {
+                "name": "w",
+                "gpus": [
+                    {"uuid": f"GPU-{n}", "index": n, "model": model, "memory_total_bytes": 80 * 2**30}
+                    for n in range(gpus)
+                ],
+            }
+        ],
+    }
+    values = {"utilization": 0.9, "memory_used_bytes": 40 * 2**30, "power_watts": 400}
+    lines: list[dict[str, object]] = []
+    for step in range(12):
+        for at in range(int(seconds)):
+            t = step * seconds + at
+            if at == 0:
+                lines += [{"type": "mark", "t": t, "pod": "w", "stage": "update_actor", "state": "begin", "step": step}]
+            lines += [{"type": "gpu", "t": t, "pod": "w", "uuid": f"GPU-{n}", **values} for n in range(gpus)]
+        end = (step + 1) * seconds - 0.5
+        lines += [{"type": "mark", "t": end, "pod": "w", "stage": "update_actor", "state": "end", "step": step}]
+        lines += [{"type": "step", "t": end + 0.1, "step": step}]
+    path = folder / name
+    path.write_text("\n".join(json.dumps(line) for line in [header, *lines]) + "\n")
+    return path
+
+
+def test_shorter_steps_alone_are_a_gain_and_longer_ones_none(tmp_path: Path) -> None:
+    slow, fast = (run_of(steps_log(tmp_path, f"{s}.jsonl", seconds=s)) for s in (40, 20))
+    assert not (slow.findings or fast.findings)
+    gain, loss = compare(slow, fast), compare(fast, slow)
+    assert (gain.helped, gain.summary[:35]) == (True, "It helped: steps are shorter and no")
+    assert (loss.helped, loss.summary[:34]) == (False, "It did not help: steps are longer;")
+    assert compare(slow, slow).helped is None
+
+
+def test_what_two_runs_have_not_in_common_is_said(tmp_path: Path) -> None:
+    one = run_of(steps_log(tmp_path, "one.jsonl", seconds=20))
+    other = run_of(steps_log(tmp_path, "other.jsonl", seconds=20, model="B", gpus=1))
+    log = run_of(logs.after(tmp_path))
+    assert [note.split(":")[0] for note in compare(one, other).notes] == [
+        "There are 2 GPUs before and 1 after.",
+        "The GPUs are others",
+    ]
+    notes = " ".join(compare(log, one).notes)
+    assert "Only the run after tells stages" in notes
+    assert "Only the run after tells its settings" in notes
+    assert compare(log, one).settings == ()
+
+
+def test_what_cannot_be_seen_is_no_problem_that_a_change_could_solve(tmp_path: Path) -> None:
+    blind = tmp_path / "blind.csv"
+    blind.write_text("timestamp,index,utilization.gpu\n" + "".join(f"{5 * at},0,62\n" for at in range(100)))
+    found = compare(run_of(blind), run_of(logs.after(tmp_path)))
+    assert (found.helped, found.gone) == (None, ())
+    assert "Of the run before, not all could be read: see its report." in found.notes
+
+
+def test_names_of_the_job_move_no_cursor(tmp_path: Path) -> None:
+    """What is printed on a terminal, or goes into a ticket, has no escape sequences of a job's name."""
+    path = hostile_trace(tmp_path, name="\x1b]0;owned\x07\x1b[2J\rOK")
+    for form in (gpumon("diagnose", str(path)), gpumon("compare", str(path), str(path)), markdown(run_of(path))):
+        assert not {"\x1b", "\x07", "\r"} & set(form)
+
+
+def test_a_record_of_a_hundred_years_has_few_ticks(tmp_path: Path) -> None:
+    path = tmp_path / "old.csv"
+    path.write_text("timestamp,index,utilization.gpu\n0,0,50\n5,0,50\n3000000000,0,50\n")
+    assert len(html(run_of(path))) < 100_000
+
+
 def test_a_stages_peak_is_the_moments_and_no_other_stages() -> None:
     """The finding names 79.6 GiB in update_actor: so must the table, and no stage that does not reach it."""
     run = run_of(VISIBLE / "actor-peak-grows.jsonl.gz")
@@ -77,9 +198,8 @@ def test_a_run_beside_itself_is_the_same(tmp_path: Path) -> None:
     assert all(row.better is None and not row.change for row in compare(run, run).figures)
 
 
-def hostile_trace(folder: Path) -> Path:
+def hostile_trace(folder: Path, *, name: str = '<script>alert(1)</script>"|*x*') -> Path:
     """A record whose names try to be HTML and Markdown."""
-    name = '<script>alert(1)</script>"|*x*'
     header = {
         "type": "header",
         "format": "gpumonitor-trace/1",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
-from verl_gpumonitor.cli.findings import clock
+from verl_gpumonitor.cli.times import clock
 
 from .gather import GpuRun, StageRow
 from .tracks import Bucket
@@ -59,6 +59,8 @@ def time_ticks(seconds: float, count: int = 4) -> list[float]:
     """Return times at which an axis is marked: round ones, at most `count` and the beginning."""
     steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
     step = next((step for step in steps if seconds / step <= count), steps[-1])
+    while seconds / step > count:
+        step *= 2
     return [float(t) for t in range(0, int(seconds) + 1, step)]
 
 

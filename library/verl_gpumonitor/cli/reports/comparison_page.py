@@ -16,7 +16,6 @@ def html(comparison: Comparison, before: Run, after: Run) -> str:
         "title": f"{comparison.before} and {comparison.after}",
         "facts": [f"before: {', '.join(facts(before))}", f"after: {', '.join(facts(after))}"],
         "comparison": comparison,
-        "helped": comparison.summary.startswith("It helped"),
         "legend": [(stage_class(stage), stage) for stage in stages],
         "sides": [
             {"title": title, "charts": chart_views(run)} for title, run in (("Before", before), ("After", after))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from verl_gpumonitor.cli.diagnose import advised
+from verl_gpumonitor.cli.first_look import first_look, only_looked, unjudged
 from verl_gpumonitor.diagnosis.doctor import Diagnosis
 from verl_gpumonitor.diagnosis.health import OK, health_text
 from verl_gpumonitor.model.findings import TrackedFinding
@@ -74,6 +75,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[TrackedFinding, ...]
     complaints: tuple[str, ...]
     """Lines that could not be read."""
+    unjudged: str | None = None
+    """Why the GPUs were not compared, so that a run without findings is not thereby healthy."""
+    only_looked: str | None = None
+    """Why no more than a first look was taken."""
 
     @property
     def whole(self) -> Bucket:
@@ -106,7 +111,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> str:
         """HEALTH of the whole run: the gravest finding, open or over, and how many others."""
-        return health_text((tracked.finding.reason for tracked in self.findings), telemetry=bool(self.gpus))
+        known = any(gpu.whole.utilization is not None or gpu.whole.memory_high_bytes is not None for gpu in self.gpus)
+        telemetry = known and self.unjudged is None
+        return health_text((tracked.finding.reason for tracked in self.findings), telemetry=telemetry)
 
     @property
     def healthy(self) -> bool:
@@ -184,7 +191,7 @@ class Gatherer:
     def run(self, complaints: Iterable[str] = ()) -> Run:
         """Return what was gathered, after the last line."""
         history = self.diagnosis.history
-        findings = tuple(advised(self.diagnosis))
+        findings = tuple(advised(self.diagnosis, first_look(self.diagnosis)))
         steps = max(len(history.step_ends), history.step) if history.step_ends else 0
         return Run(
             header=history.header,
@@ -195,6 +202,8 @@ class Gatherer:
             steps=steps,
             step_seconds=history.usual_step_seconds(),
             findings=findings,
+            unjudged=unjudged(history),
+            only_looked=only_looked(history),
             complaints=tuple(complaints),
         )
 

@@ -11,7 +11,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from verl_gpumonitor import __version__
-from verl_gpumonitor.cli.findings import clock, ordered
+from verl_gpumonitor.cli.findings import counted, ordered
+from verl_gpumonitor.cli.times import clock
 from verl_gpumonitor.model import figures
 from verl_gpumonitor.model.findings import Advice, Evidence, TrackedFinding
 from verl_gpumonitor.model.vocabulary import UNKNOWN
@@ -77,7 +78,7 @@ def facts(run: Run) -> list[str]:
     pods = run.header.pods or []
     models = {gpu.model for gpu in run.gpus if gpu.model}
     frameworks = run.header.frameworks
-    found = [f"{len(run.gpus)} GPUs in {len(pods)} pod{'s' if len(pods) != 1 else ''}", *sorted(models)]
+    found = [f"{counted(len(run.gpus), 'GPU')} in {counted(len(pods), 'pod')}", *sorted(models)]
     found.append(f"{clock(run.seconds)} recorded")
     if frameworks and frameworks.verl:
         found.append(f"verl {frameworks.verl}")
@@ -101,11 +102,21 @@ def verdict_text(run: Run) -> str:
     if not run.gpus:
         return "No GPU is in this record."
     if run.healthy:
-        balanced = len(run.gpus) > 1 and any(gpu.whole.utilization is not None for gpu in run.gpus)
-        return "Nothing was found: the GPUs are balanced and have room." if balanced else "Nothing was found."
+        return f"Nothing was found{_balance(run)}."
+    if not run.findings:
+        return f"Nothing can be said yet: {run.unjudged or 'neither load nor memory of a GPU is known'}."
     still = [tracked for tracked in run.findings if tracked.resolved is None]
     first = (still or list(run.findings))[0]
     return first.finding.message
+
+
+def _balance(run: Run) -> str:
+    """Return what may be said of a run without findings: only what is known of several GPUs can be balanced."""
+    loads = [gpu for gpu in run.gpus if gpu.whole.utilization is not None]
+    memories = [gpu for gpu in run.gpus if gpu.memory_peak_ratio is not None]
+    if len(loads) < 2:
+        return ""
+    return ": the GPUs are balanced and have room" if len(memories) > 1 else ": the GPUs are balanced in load"
 
 
 def finding_view(tracked: TrackedFinding) -> dict[str, Any]:
@@ -192,7 +203,7 @@ def charted(run: Run) -> Sequence[GpuRun]:
 
 def quality(run: Run) -> list[str]:
     """Return what is not known, and what could not be read."""
-    found: list[str] = []
+    found = [f"{text[0].upper()}{text[1:]}." for text in (run.unjudged, run.only_looked) if text]
     whole = run.whole
     if not any(stage.stage not in ("unknown", "other") for stage in run.stages):
         found.append("The record tells no stages: whatever depends on them was not judged.")

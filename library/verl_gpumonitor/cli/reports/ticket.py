@@ -44,7 +44,7 @@ def markdown(run: Run) -> str:
 
 def _findings(run: Run) -> Iterable[str]:
     if not run.findings:
-        return ["Nothing was found."]
+        return ["Nothing was found." if run.healthy else "Nothing can be said yet."]
     lines: list[str] = []
     for tracked in ordered(run.findings):
         view = finding_view(tracked)
@@ -75,4 +75,4 @@ def escaped(text: str) -> str:
     """Return a text that Markdown does not take for its own: names come from the job."""
     for mark in ("\\", "*", "_", "<", "[", "`"):
         text = text.replace(mark, "\\" + mark)
-    return text.replace("\n", " ")
+    return "".join(sign if sign.isprintable() else " " for sign in text)
