@@ -32,7 +32,7 @@ help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(READY) $(FAKENVML) ## Local cluster, chart, a verl-shaped RayJob on simulated GPUs, `kubectl get gpumonitors`
+demo: $(READY) $(FAKENVML) ## Local cluster, chart, verl-shaped jobs on simulated GPUs, `kubectl get gpumonitors`
 	@$(PYTHON) -m examples.demo up
 
 .PHONY: demo-down

@@ -13,8 +13,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,20 @@ CHART = REPOSITORY / "charts" / "gpumonitor"
 NAMESPACE = "demo"
 LIVELY = {"report": {"intervalSeconds": 5}, "controller": {"statusMinIntervalSeconds": 2}}
 """Sooner than the defaults, for someone who watches."""
+HOME = REPOSITORY / ".cache" / "demo"
+"""Where a record of the job that goes wrong is kept, and the page that is made of it."""
 JOB_LIMIT_SECONDS = 600.0
 APPLY_ATTEMPTS, APPLY_PAUSE_SECONDS = 5, 10.0
 ENDED = ("Succeeded", "Failed", "Stopped")
+TROUBLE = "verl-grpo-hot-gpu0"
+AFTERWARDS = f"""
+What you saw: each job's phase, stage and step with nothing changed in it; a table of its stages; and of the job that
+went wrong what is wrong, since when, on which GPU and in which stage, and which settings to change, from what to what.
+
+  A page of that job            .cache/demo/{TROUBLE}.html, in any browser
+  The same in the terminal      .venv/bin/gpumon diagnose .cache/demo/{TROUBLE}.jsonl.gz
+  The cluster, which stays up   eval "$(.venv/bin/python -m devcluster env)" && kubectl get gpumonitors -A
+  Take it down again            make demo-down"""
 
 
 class DemoError(Exception):
@@ -76,15 +88,18 @@ class Demo:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Let `kubectl get gpumonitors -w` print while the block runs."""
+        """Let `kubectl get gpumonitors -w` print while the block runs, but for rows in which only the age is new."""
         command = ("get", "gpumonitors", "-n", NAMESPACE, "-w")
         print(f"\n$ kubectl {' '.join(command)}", flush=True)
-        child = subprocess.Popen([*self._kubectl, *command])
+        child = subprocess.Popen([*self._kubectl, *command], stdout=subprocess.PIPE, text=True)
+        printing = threading.Thread(target=_print_news, args=(child.stdout or (),), daemon=True)
+        printing.start()
         try:
             yield
         finally:
             child.terminate()
             child.wait()
+            printing.join(timeout=5)
 
     def until(self, name: str, reached: Callable[[dict[str, Any]], bool], what: str) -> None:
         """Wait for a state of a GPUMonitor. Raises DemoError after ten minutes."""
@@ -108,16 +123,51 @@ class Demo:
         """Run the job that goes wrong on purpose, and show what is said about it."""
         self.apply(folder)
         with self.watching():
-            self.until(name, _has_both_findings, "diagnosed")
+            self.until(name, _is_diagnosed, "diagnosed")
         self.say("describe", "gpumonitor", name, "-n", NAMESPACE)
         print("\nThe same findings stand on the user's own job:")
         self.say("events", "-n", NAMESPACE, "--for", f"rayjob/{name}")
+        self.take_home(name)
         self.say("delete", "-n", NAMESPACE, "-k", f"examples/{folder}", "--wait=false")
 
+    def take_home(self, name: str) -> None:
+        """Fetch what the sidecars keep of a job, and make a page of it."""
+        HOME.mkdir(parents=True, exist_ok=True)
+        trace, page = HOME / f"{name}.jsonl.gz", HOME / f"{name}.html"
+        reach = ("--kubectl", self._access.kubectl, "--kubeconfig", str(self._access.kubeconfig))
+        print("\nIts last half hour, for the desk:")
+        _gpumon("bundle", f"{NAMESPACE}/{name}", "-o", _short(trace), unshown=reach)
+        _gpumon("report", _short(trace), "-o", _short(page))
 
-def _has_both_findings(status: dict[str, Any]) -> bool:
+
+def _short(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY))
+
+
+def _gpumon(*args: str, unshown: Sequence[str] = ()) -> None:
+    """Run gpumon, and show how one calls it; `unshown`: what a shell that reaches the cluster does not need."""
+    print(f"\n$ gpumon {' '.join(args)}", flush=True)
+    program = Path(sys.executable).with_name("gpumon")
+    subprocess.run([program, *args, *unshown], check=True, cwd=REPOSITORY)
+
+
+def _print_news(rows: Iterable[str]) -> None:
+    """Print the rows of `kubectl get -w`: of each object those that differ from its last one in more than the age."""
+    last: dict[str, str] = {}
+    for row in rows:
+        name = row.partition(" ")[0]
+        shown = row.rstrip().rpartition(" ")[0]
+        if last.get(name) != shown:
+            last[name] = shown
+            print(row, end="", flush=True)
+
+
+def _is_diagnosed(status: dict[str, Any]) -> bool:
+    """Say whether both findings are there, with the stage that they are in and the settings to change."""
     holding = {one["type"] for one in status.get("conditions", []) if one["status"] == "True"}
-    return {"OOMRisk", "Imbalanced"} <= holding
+    staged = any(one.get("stage") for one in status.get("findings", []))
+    settings = any(one.get("suggested") for one in status.get("recommendations", []))
+    return {"OOMRisk", "Imbalanced"} <= holding and staged and settings
 
 
 def _title(text: str) -> None:
@@ -138,13 +188,12 @@ def up_local() -> None:
     demo.fresh_namespace()
     _title("3/5 A RayJob of verl's shape: 2 workers with 4 GPUs each, and a CPU-only head (4 minutes)")
     demo.run_to_the_end("rayjob-grpo", "verl-grpo")
-    _title("4/5 The same job gone wrong: the GPU of rank 0 nearly full and busy, the others idle (3 minutes)")
-    demo.show_trouble("rayjob-hot-gpu0", "verl-grpo-hot-gpu0")
+    _title("4/5 The same job gone wrong: the first GPU of one worker nearly full and busy, the others idle (3 minutes)")
+    demo.show_trouble("rayjob-hot-gpu0", TROUBLE)
     _title("5/5 A PyTorchJob: supervised fine-tuning with Master and Worker (2 minutes)")
     demo.run_to_the_end("pytorchjob-sft", "verl-sft")
     demo.say("get", "gpumonitors", "-n", NAMESPACE)
-    print('\nThe cluster stays up. Look around:  eval "$(.venv/bin/python -m devcluster env)" && kubectl get pods -A')
-    print("Take it down again:                 make demo-down")
+    print(AFTERWARDS)
 
 
 def existing_access() -> product.Access:
