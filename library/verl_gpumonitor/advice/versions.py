@@ -12,42 +12,12 @@ from typing import Final
 
 import msgspec
 
+from verl_gpumonitor.stages.releases import RELEASES, words_of
+
 from .catalogue import EXAMINED, versions_of
 from .settings import Launch
 
 _NUMBERS: Final = re.compile(r"\s*v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
-
-_NAMES: Final[dict[str, tuple[str, str]]] = {
-    "TaskRunnerV1": ("0.9.0", "0.9.1"),
-    "AgentLoopWorkerTQ": ("0.8.0", "0.9.1"),
-    "FullyAsyncTrainer": ("0.8.0", "0.9.1"),
-    "FullyAsyncRollouter": ("0.8.0", "0.9.1"),
-    "OneStepTaskRunner": ("0.8.0", "0.9.1"),
-    "TRTLLMHttpServer": ("0.8.0", "0.9.1"),
-    "CheckpointEngineWorker": ("0.7.1", "0.9.1"),
-    "GlobalRequestLoadBalancer": ("0.7.1", "0.9.1"),
-    "actor_rollout_update_weights": ("0.7.1", "0.9.1"),
-    "actor_rollout_ref_update_weights": ("0.7.1", "0.9.1"),
-    "RewardLoopWorker": ("0.7.0", "0.9.1"),
-    "RewardComputeWorker": ("0.7.0", "0.9.1"),
-    "critic_infer_batch": ("0.7.0", "0.9.1"),
-    "critic_train_mini_batch": ("0.7.0", "0.9.1"),
-    "vLLMHttpServer": ("0.6.1", "0.9.1"),
-    "SGLangHttpServer": ("0.6.1", "0.9.1"),
-    "get_master_addr_port": ("0.6.1", "0.9.1"),
-    "AgentLoopWorker": ("0.5.0", "0.9.1"),
-    "RewardManagerWorker": ("0.6.1", "0.6.1"),
-    "vLLMAsyncRollout": ("0.6.1", "0.7.0"),
-    "critic_compute_values": ("0.3.0.post1", "0.7.1"),
-    "critic_update_critic": ("0.3.0.post1", "0.7.1"),
-    "WorkerDict.wake_up": ("0.4.1", "0.7.0"),
-    "AsyncSGLangServer": ("0.5.0", "0.5.0"),
-    "AsyncSglangServer": ("0.4.1", "0.4.1"),
-    "AsyncvLLMServer": ("0.4.1", "0.5.0"),
-    "WorkerGroupRegisterCenter": ("0.3.0.post1", "0.5.0"),
-    "main_task": ("0.3.0.post1", "0.7.0"),
-}
-"""Names of Ray's classes, methods and both together, and the releases (first, last) that have them."""
 
 _PREFIXES: Final[dict[str, tuple[str, str]]] = {
     "trainer.v1.": ("0.9.0", "0.9.1"),
@@ -76,7 +46,7 @@ class VersionRange(msgspec.Struct, frozen=True, kw_only=True):
     """The examined releases that a job's verl can be, or lies between."""
 
     candidates: tuple[str, ...] = EXAMINED
-    """Oldest first, never empty."""
+    """Oldest first, never empty; all of them where nothing tells."""
     primary: str = EXAMINED[-1]
     """The one whose keys advice uses."""
     said: str | None = None
@@ -134,10 +104,9 @@ def _evidence(launch: Launch, ray_names: Iterable[str]) -> Iterable[frozenset[st
     """Yield sets of releases, the surest evidence first."""
     if launch.module in _MODULES:
         yield _span(*_MODULES[launch.module])
-    names = {name.removeprefix("ray::").removesuffix("()") for name in ray_names}
-    seen = names | {part for name in names for part in name.split(".")}
-    for name in sorted(seen & _NAMES.keys()):
-        yield _span(*_NAMES[name])
+    words = {word for name in ray_names for word in words_of(name)}
+    for word in sorted(words & RELEASES.keys()):
+        yield _span(*RELEASES[word])
     for key in launch.overrides:
         if key in launch.added:
             continue

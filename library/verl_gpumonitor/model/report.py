@@ -31,6 +31,7 @@ MAX_PROCESSES: Final = 16
 """Processes of one GPU that are named, the largest; the others are counted."""
 MAX_NODE_INTERVALS: Final = 256
 MAX_ENTRYPOINT: Final = 16_384
+MAX_RAY_NAMES: Final = 64
 
 Name = Annotated[str, Meta(max_length=256)]
 Uuid = Annotated[str, Meta(min_length=1, max_length=96)]
@@ -281,7 +282,7 @@ class RayJobInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     verl_version: Annotated[str, Meta(max_length=32)] | None = None
     """Of the driver's own installation, where it can be known."""
     started_at: UnixSeconds | None = None
-    ray_names: Annotated[list[Word], Meta(max_length=64)] = []
+    ray_names: Annotated[list[Word], Meta(max_length=MAX_RAY_NAMES)] = []
     """Names of classes and methods of verl that were seen to run and tell its release, or that an engine is put to
     sleep; from a fixed list, so that nothing of the user's is in it."""
 

@@ -7,12 +7,13 @@ RayCluster. Secrets are taken out here, before anything is kept.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from verl_gpumonitor.model.redaction import redact
-from verl_gpumonitor.model.report import MAX_ENTRYPOINT, RayJobInfo
+from verl_gpumonitor.model.report import MAX_ENTRYPOINT, MAX_RAY_NAMES, RayJobInfo
 from verl_gpumonitor.reading.fetch import fetch_whole
+from verl_gpumonitor.stages.releases import telling
 
 from .ray_api import RayJobEntry, parse_jobs
 
@@ -22,6 +23,8 @@ MAX_JOBS: Final = 16
 """Newest jobs that are told; more than these do not run on one cluster."""
 MAX_KNOWN: Final = 512
 """Jobs whose ids are kept."""
+MAX_SEEN: Final = 4096
+"""Names of tasks that are remembered as looked at; a job has some dozens."""
 
 _LORA: Final = re.compile(
     r"\bactor_rollout_ref\.model\.(?:lora_rank=[\"']?0*[1-9]|lora\.rank=[\"']?0*[1-9]|lora_adapter_path=(?!null\b|[\s\"']))"
@@ -52,13 +55,29 @@ class RayJobs:
         """Ray's ids of all jobs, those that were started by hand too."""
         self.lora_job_ids: frozenset[str] = frozenset()
         """Ray's ids of jobs whose command line turns LoRA on."""
+        self._seen: set[tuple[str, str]] = set()
+        """Job id and name of the tasks that were looked at."""
+        self._names: dict[str, dict[str, None]] = {}
+        """Job id -> what its tasks' names tell of it."""
+
+    def saw(self, tasks: Iterable[tuple[str, str]]) -> None:
+        """Learn from the tasks that run, (job id, name): what they tell is in the next list."""
+        new = {*tasks} - self._seen
+        if len(self._seen) > MAX_SEEN:
+            self._seen.clear()
+        self._seen |= new
+        for job_id, name in new:
+            for word in telling(name):
+                self._names.setdefault(job_id, {})[word] = None
+        while len(self._names) > MAX_KNOWN:
+            del self._names[next(iter(self._names))]
 
     def ask(self) -> None:
         """Read the list again. Raises FetchError and RayApiError; what is known stays then."""
         entries = newest(parse_jobs(self._read(self._url)))
         self.job_ids = frozenset(entry.job_id for entry in entries)
         self.lora_job_ids = frozenset(entry.job_id for entry in entries if has_lora(entry.entrypoint))
-        self.infos = tuple(info(entry) for entry in entries[:MAX_JOBS])
+        self.infos = tuple(info(entry, self._names.get(entry.job_id, ())) for entry in entries[:MAX_JOBS])
         self.submissions = {
             entry.job_id: entry.submission_id for entry in entries if entry.job_id and entry.submission_id
         }
@@ -75,11 +94,12 @@ def newest(entries: Sequence[RayJobEntry]) -> list[RayJobEntry]:
     return ordered[::-1][:MAX_KNOWN]
 
 
-def info(entry: RayJobEntry) -> RayJobInfo:
+def info(entry: RayJobEntry, ray_names: Iterable[str] = ()) -> RayJobInfo:
     """Return what may be told of a job: without secrets, bounded."""
     return RayJobInfo(
         submission_id=entry.submission_id,
         status=entry.status,
         entrypoint=redact(entry.entrypoint)[:MAX_ENTRYPOINT],
         started_at=entry.started_at,
+        ray_names=sorted(ray_names)[:MAX_RAY_NAMES],
     )

@@ -169,6 +169,8 @@ class RayState:
             self._our_clock(thing) for thing in running(tasks.items, self._map, self._reference_passes(tasks, at))
         ]
         self._learn_skew(tasks, at)
+        if self._jobs is not None:
+            self._jobs.saw((task.job_id, task.name) for task in tasks.items)
         return self._book.look(at, things, whole=tasks.whole)
 
     def _reference_passes(self, tasks: Listing[RayTask], at: float) -> frozenset[str]:
