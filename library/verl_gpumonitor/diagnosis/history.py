@@ -25,6 +25,7 @@ from verl_gpumonitor.model.history import (
 )
 from verl_gpumonitor.model.trace import (
     GpuLine,
+    GpuProcess,
     Header,
     HostLine,
     JobLine,
@@ -499,7 +500,8 @@ class History:
             gpu.utilization_t = line.t
         if line.memory_used_bytes is not None:
             gpu.memory_t = line.t
-        self._processes(gpu, line)
+        if line.processes is not None:
+            self._listed(gpu, line.processes, line.t)
         seconds = 0.0 if last_t is None else line.t - last_t
         if 0 < seconds <= self.gap_seconds:
             gpu.interval += 0.2 * (seconds - gpu.interval)
@@ -555,19 +557,18 @@ class History:
         else:
             busy.discard(gpu.uuid)
 
-    def _processes(self, gpu: GpuHistory, line: GpuLine) -> None:
-        if line.processes is None:
-            return
-        gpu.processes_t = line.t
+    def _listed(self, gpu: GpuHistory, processes: Sequence[GpuProcess], t: float) -> None:
+        """Take who holds a GPU."""
+        gpu.processes_t = t
         sizes: dict[int, float] = {}
-        for process in line.processes:
+        for process in processes:
             # In a container the driver may list one process twice.
             size = float(process.memory_used_bytes or 0)
             sizes[process.pid] = max(size, sizes.get(process.pid, 0.0))
         if self.trainer_only and not self.stages_told and sizes:
-            gpu.pod.work.listed(line.t, began=gpu.before is not None)
+            gpu.pod.work.listed(t, began=gpu.before is not None)
         gpu.processes = sizes
-        gpu.titles = {p.pid: p.title for p in line.processes if p.title is not None}
+        gpu.titles = {p.pid: p.title for p in processes if p.title is not None}
         homes = gpu.pod.work.homes
         for pid, size in sizes.items():
             home = gpu.pod.gpus.get(homes.get(pid, gpu.uuid))
@@ -575,6 +576,11 @@ class History:
                 homes[pid] = gpu.uuid
         if len(homes) > 1024:
             homes.clear()
+        self._engines(gpu)
+
+    def _engines(self, gpu: GpuHistory) -> None:
+        """Note what a rollout engine's processes hold in the stage that runs."""
+        sizes = gpu.processes
         engines = [sizes[pid] for pid, title in gpu.titles.items() if title.startswith(("VLLM::", "sglang::"))]
         if engines:
             gpu.engine_bytes = {**gpu.engine_bytes, gpu.stage: sum(engines)}

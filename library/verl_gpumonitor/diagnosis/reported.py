@@ -8,19 +8,25 @@ as pieces. Pods tell a step at different times; it is closed when all that tell 
 Of a cluster many GPUs are followed at once: what is remembered of them lies in columns, a set for each pod.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from verl_gpumonitor.model.columns import PodColumns, Rows, rows_of
 from verl_gpumonitor.model.history import Past, Piece
-from verl_gpumonitor.model.trace import GpuLine, Header, TraceGpu, TracePod
+from verl_gpumonitor.model.trace import GpuLine, GpuProcess, Header, TraceGpu, TracePod
 from verl_gpumonitor.model.vocabulary import UNKNOWN
+from verl_gpumonitor.stages.releases import SLEEP
 
 from .history import ALARM_RATIOS, DEPTH, GAP_SECONDS, GpuHistory, History, PodHistory
 from .work import GEN
 
 GAP_INTERVALS: Final = 4
 """So many reports may be lost before silence is a gap."""
+ENGINE_STEPS: Final = 4
+"""Steps over which what an engine held is taken together: the most in `gen`, the least in any other stage."""
+ENGINE_LISTS: Final = 2
+"""Of these so many must tell of a stage but `gen`: one list may have been read before the engine slept."""
 MAX_WAITING: Final = 16
 """Steps of one pod that wait for those of the others."""
 WORK: Final = frozenset(("init", "old_log_prob", "ref", "values", "reward", "update_critic", "update_actor"))
@@ -28,6 +34,8 @@ WORK: Final = frozenset(("init", "old_log_prob", "ref", "values", "reward", "upd
 
 StepPieces = Sequence[tuple[str, Piece]]
 """One step of one pod: UUID of a GPU, and what one stage did on it."""
+StepEngines = Sequence[tuple[str, str, float]]
+"""Of the same step: UUID of a GPU, stage, and what the rollout engine's own processes held, bytes."""
 
 
 class ReportedGpu(GpuHistory):
@@ -76,6 +84,8 @@ class ReportedHistory(History):
         self._told: dict[str, Rows] = {}
         """Pod -> its part of the step that is closed now."""
         self._columns: dict[str, PodColumns] = {}
+        self._engine_steps: dict[str, deque[Mapping[str, float]]] = {}
+        """UUID -> stage -> what an engine held in it, of the last steps; of those GPUs on which one was listed."""
         super().__init__(header, depth=depth, gap_seconds=max(GAP_SECONDS, GAP_INTERVALS * interval_seconds))
 
     def launched(self, header: Header) -> None:
@@ -83,6 +93,11 @@ class ReportedHistory(History):
         fresh = History(Header(format=header.format, workload=header.workload, entrypoint=header.entrypoint))
         self.header, self.entrypoint = header, fresh.entrypoint
         self.pipeline_stages, self.trainer_only = fresh.pipeline_stages, fresh.trainer_only
+
+    def ran(self, names: Iterable[str]) -> None:
+        """Take names of what was seen to run, which tell verl's release, or that an engine is put to sleep."""
+        self.names.update(names)
+        self.sleeps += SLEEP in self.names
 
     def add_pod(self, pod: TracePod) -> None:
         """Take a pod that has joined; one that is known stays as it is, but for GPUs that are new."""
@@ -103,6 +118,7 @@ class ReportedHistory(History):
         for uuid, gpu in pod.gpus.items() if pod is not None else ():
             if self.gpus.get(uuid) is gpu:
                 del self.gpus[uuid]
+                self._engine_steps.pop(uuid, None)
                 for busy in self._busy.values():
                     busy.discard(uuid)
 
@@ -136,7 +152,18 @@ class ReportedHistory(History):
         total = gpu.total_bytes or 0.0
         self.alarms += any(before < ratio * total <= (piece.peak_bytes or 0.0) for ratio in ALARM_RATIOS)
 
-    def take_step(self, name: str, pieces: StepPieces, *, t: float) -> None:
+    def holders(self, uuid: str, processes: Sequence[GpuProcess] | None, *, t: float) -> None:
+        """Take who holds a GPU; None: it is not told, and what was known before holds no longer."""
+        gpu = self.gpus.get(uuid)
+        if gpu is None:
+            return
+        if processes is not None:
+            self._listed(gpu, processes, t)
+        elif gpu.processes_t is not None:
+            gpu.processes_t = None
+            gpu.processes, gpu.titles = {}, {}
+
+    def take_step(self, name: str, pieces: StepPieces, *, t: float, engines: StepEngines = ()) -> None:
         """Take one whole step of one pod."""
         pod = self.pods.get(name)
         if pod is None or self.over:
@@ -145,7 +172,22 @@ class ReportedHistory(History):
         waiting = self._waiting.setdefault(name, [])
         waiting.append((t, self._packed(pod, pieces)))
         del waiting[:-MAX_WAITING]
+        self._take_engines(pod, engines)
         self.settle(t)
+
+    def _take_engines(self, pod: PodHistory, engines: StepEngines) -> None:
+        """Take what engines held in a step. A step that tells nothing of them counts, for lists may have ended."""
+        told: dict[str, dict[str, float]] = {}
+        for uuid, stage, held in engines:
+            known = told.setdefault(uuid, {})
+            known[stage] = _engine_of(stage, (held, known.get(stage, held)))
+        for uuid, gpu in pod.gpus.items():
+            if uuid in told or uuid in self._engine_steps:
+                steps = self._engine_steps.setdefault(uuid, deque(maxlen=ENGINE_STEPS))
+                steps.append(told.get(uuid, {}))
+                gpu.engine_bytes = _engine_over(steps)
+                if not any(steps):
+                    del self._engine_steps[uuid]
 
     def _packed(self, pod: PodHistory, pieces: StepPieces) -> Rows:
         """Pack a step at once: a pod that is not heard any more may keep others waiting."""
@@ -174,7 +216,7 @@ class ReportedHistory(History):
             rows = waiting.pop(0)[1] if waiting else {}
             # Reports tell of no calls; a colocated engine is put to sleep after each rollout unless its settings say
             # otherwise, which is for whoever judges by this to look at.
-            self.sleeps += GEN in rows
+            self.sleeps += GEN in rows and bool(self.entrypoint)
             self._told[name] = rows
 
     def _finish(self) -> None:
@@ -193,6 +235,9 @@ class ReportedHistory(History):
         self._told.clear()
 
     # What lines alone would say otherwise
+
+    def _engines(self, gpu: GpuHistory) -> None:
+        """Leave it to steps: a list may be older than the stage that is told with it."""
 
     def _stage_of(self, pod: PodHistory, gpu: GpuHistory) -> tuple[str, str]:
         present = self._present.get(pod.name)
@@ -216,6 +261,21 @@ class ReportedHistory(History):
         known = ReportedGpu(gpu, pod, columns)
         known.interval = self.interval_seconds
         return known
+
+
+def _engine_of(stage: str, sizes: Iterable[float]) -> float:
+    """Return what counts of an engine's sizes: what it had where it works, and what it kept elsewhere."""
+    return max(sizes) if stage == GEN else min(sizes)
+
+
+def _engine_over(steps: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
+    sizes: dict[str, list[float]] = {}
+    for step in steps:
+        for stage, held in step.items():
+            sizes.setdefault(stage, []).append(held)
+    return {
+        stage: _engine_of(stage, known) for stage, known in sizes.items() if stage == GEN or len(known) >= ENGINE_LISTS
+    }
 
 
 def piece_of(

@@ -264,7 +264,17 @@ def _condition(
     if alone and (kind == "Imbalanced" or (kind == "OOMRisk" and not opinion.staged)):
         message = "A GPU is compared with others that do the same work, and there are none."
         return Condition(type=kind, status="Unknown", reason="NoPeers", message=message)
-    return Condition(type=kind, status="False", reason=NOT_DETECTED, message="Nothing of this kind was found.")
+    return Condition(type=kind, status="False", reason=NOT_DETECTED, message=_nothing(kind, muted, opinion))
+
+
+def _nothing(kind: str, muted: frozenset[str], opinion: Opinion) -> str:
+    """Say that nothing was found, and of what that is not said."""
+    why = [
+        f"{reason}: {text}"
+        for reason, text in opinion.unjudged.items()
+        if REASONS[reason].condition == kind and reason not in muted
+    ]
+    return " ".join(("Nothing of this kind was found.", *(["Not judged is", *why] if why else [])))
 
 
 def _fault_conditions(broken: Sequence[Fault], gpus: Sequence[GpuView], muted: frozenset[str]) -> list[Condition]:

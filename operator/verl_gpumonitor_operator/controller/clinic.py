@@ -17,14 +17,17 @@ import msgspec
 from verl_gpumonitor.advice import advise
 from verl_gpumonitor.advice.present import context_at
 from verl_gpumonitor.diagnosis.health import REASONS
+from verl_gpumonitor.diagnosis.rules import rollout_memory
 from verl_gpumonitor.diagnosis.thresholds import Thresholds
 from verl_gpumonitor.model.findings import Advice, Finding, Scope
 from verl_gpumonitor.model.report import Report
 from verl_gpumonitor_operator.settings import SettingsError
 
+from .holders import unlisted
 from .launch import Command
 from .patient import SOME, Follows, Patient
-from .workloads import PodTrack, Workload
+from .podtrack import PodTrack
+from .workload import Workload
 
 BUDGET_PIECES: Final = 2_500_000
 """Pieces of finished steps that are kept of all workloads: 17,000 GPUs have room, in 100 MiB. 80,000 would
@@ -63,7 +66,6 @@ UNKNOWN_WHY: Final[Mapping[str, tuple[str, str]]] = {
     "none": ("NotFollowed", "There is no room to follow the steps of this job; its GPUs are judged as they are now."),
     "throttled": ("NotMeasured", "The driver does not say why clocks are held down."),
     "host": ("NoHostMemory", "Nobody tells the host memory of the job's pods."),
-    "foreign": ("NoProcessLists", "The reports do not list processes; only memory from before the job can be seen."),
 }
 
 
@@ -97,6 +99,8 @@ class Opinion:
     """Long open; to be counted once more."""
     unknown: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Type of condition -> reason and message, where nothing can be said as long as nothing is found."""
+    unjudged: Mapping[str, str] = field(default_factory=dict)
+    """Reason of a finding -> why it cannot be told, though its condition is judged by other reasons."""
     coverage: Mapping[str, object] | None = None
     """`status.dataQuality.diagnosis`."""
 
@@ -289,6 +293,7 @@ class Clinic:
     def _opinion(self, case: Case) -> Opinion:
         patient = case.patient
         t = patient.history.t
+        unjudged = _unjudged(patient)
         tracked = {key: one for key, one in patient.diagnosis.open_by_key.items() if key[0] not in FAULTS}
         reasons = {key[0] for key in tracked} | set(case.resumed)
         found = [
@@ -308,7 +313,8 @@ class Clinic:
             raised=raised,
             repeated=repeated,
             unknown=_unknown(patient),
-            coverage=_coverage(patient),
+            unjudged=unjudged,
+            coverage={**_coverage(patient), "notJudged": _listed(unjudged)},
         )
 
     def _note(self, case: Case, found: Iterable[Found], told: set[tuple[str, str]], t: float) -> None:
@@ -377,7 +383,10 @@ def _unknown(patient: Patient) -> Mapping[str, tuple[str, str]]:
     if patient.follows is Follows.NONE:
         kinds = ("Hung", "Underutilized", "Throttled", "HostMemoryRisk", "ForeignGPUMemory")
         return dict.fromkeys(kinds, UNKNOWN_WHY["none"])
-    said = {"ForeignGPUMemory": UNKNOWN_WHY["foreign"]}
+    said: dict[str, tuple[str, str]] = {}
+    missing = unlisted(history)
+    if missing is not None:
+        said["ForeignGPUMemory"] = missing
     if not any(gpu.last is not None and gpu.last.throttled is not None for gpu in history.gpus.values()):
         said["Throttled"] = UNKNOWN_WHY["throttled"]
     if not any(pod.last_host is not None for pod in history.pods.values()):
@@ -385,6 +394,16 @@ def _unknown(patient: Patient) -> Mapping[str, tuple[str, str]]:
     if history.step == 0:
         said.update(dict.fromkeys(("Hung", "Underutilized"), UNKNOWN_WHY["early"]))
     return said
+
+
+def _listed(unjudged: Mapping[str, str]) -> list[Mapping[str, str]] | None:
+    return [{"reason": reason, "message": why} for reason, why in unjudged.items()] or None
+
+
+def _unjudged(patient: Patient) -> Mapping[str, str]:
+    """Return what cannot be told of a job that is followed."""
+    why = rollout_memory.unjudged(patient.history) if patient.follows is not Follows.NONE else None
+    return {} if why is None else {rollout_memory.REASON: why}
 
 
 def _coverage(patient: Patient) -> Mapping[str, object]:

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from verl_gpumonitor.advice.catalogue import EXAMINED
 from verl_gpumonitor.advice.settings import Launch, parse_launch
+from verl_gpumonitor.advice.versions import guess
 from verl_gpumonitor.model.report import RayJobInfo
 
 from .jobs import JobKind, JobSeen
@@ -74,17 +76,20 @@ class Command:
     source: str
     """`spec`, `ray-jobs` or `pod-template`."""
     verl_version: str | None = None
+    ray_names: tuple[str, ...] = ()
+    """What was seen to run in it that tells verl's release."""
 
 
 def command_of(job: JobSeen, listed: Sequence[RayJobInfo]) -> Command | None:
     """Return the command line of a job; None where nobody says it. `listed`: Ray's own list of its cluster."""
     own = _own(job, listed)
     version = own.verl_version if own is not None else None
+    names = tuple(own.ray_names) if own is not None else ()
     if job.command:
         source = "pod-template" if job.kind is JobKind.PYTORCH_JOB else "spec"
-        return Command(text=job.command, source=source, verl_version=version)
+        return Command(text=job.command, source=source, verl_version=version, ray_names=names)
     if own is not None and own.entrypoint:
-        return Command(text=own.entrypoint, source="ray-jobs", verl_version=version)
+        return Command(text=own.entrypoint, source="ray-jobs", verl_version=version, ray_names=names)
     return None
 
 
@@ -106,8 +111,15 @@ def rendered(command: Command) -> Mapping[str, Any]:
         "overrides": _overrides(launch),
         "overridesLeftOut": max(0, len(launch.overrides) - MAX_OVERRIDES) or None,
         "verlVersion": command.verl_version,
+        "verlVersionGuess": _guessed(launch, command),
         "source": command.source,
     }
+
+
+def _guessed(launch: Launch, command: Command) -> str | None:
+    """Return the releases of verl that it can be, where it is not said; None where nothing tells."""
+    versions = guess(launch, command.ray_names, said=command.verl_version)
+    return None if versions.said is not None or versions.candidates == EXAMINED else versions.text
 
 
 def _overrides(launch: Launch) -> list[str]:

@@ -37,9 +37,11 @@ from verl_gpumonitor.model.trace import (
 from verl_gpumonitor.model.trace import Workload as Subject
 from verl_gpumonitor.model.vocabulary import UNKNOWN, GpuState
 
+from .holders import engines_of, holders_of
 from .launch import Command
+from .podtrack import PodTrack
 from .ports import PodRecord
-from .workloads import PodTrack, Workload
+from .workload import Workload
 
 TELEMETRY: Final = frozenset(("TelemetryUnavailable", "TelemetryPartial"))
 """Of what is not seen the controller knows more than its lines tell."""
@@ -147,6 +149,7 @@ class Patient:
                 frameworks=Frameworks(verl=command.verl_version),
             )
         )
+        self.history.ran(command.ray_names)
 
     def take(self, workload: Workload, track: PodTrack, report: Report, at: float, *, room: int) -> None:
         """Take a report that was counted. `room`: so many more GPUs may be followed."""
@@ -161,15 +164,18 @@ class Patient:
         self._container(chart, track.record, t)
         self._follow(chart, track, report, room)
         self._stage(workload, name, report, t)
+        holders = holders_of(report)
         for gpu in report.gpus:
             if gpu.uuid in chart.gpus:
                 self._gpu(chart, name, gpu, t)
+                self.history.holders(gpu.uuid, holders.get(gpu.uuid), t=t)
         self._host(name, report, t)
         for step in report.steps:
             if step.number > chart.last_step:
                 chart.last_step = step.number
                 if workload.counts(step.job):
-                    self.history.take_step(name, list(_pieces(step, report, chart)), t=t)
+                    engines = [one for one in engines_of(step, report) if one[0] in chart.gpus]
+                    self.history.take_step(name, list(_pieces(step, report, chart)), t=t, engines=engines)
 
     def drop(self, name: str) -> None:
         """Forget a pod."""

@@ -44,6 +44,7 @@ GOOD: Object = {
             "gapsSeconds": 0.5,
             "lostStarts": 0,
             "stages": {"source": "ray-state", "resolutionSeconds": 1.0, "reason": "x", "message": "…"},
+            "diagnosis": {"gpus": 16, "steps": 4, "notJudged": [{"reason": "OOMRisk", "message": "…"}]},
         },
         "totals": {"gpuSeconds": 1.5, "busySeconds": 1.0, "energyJoules": 400.0},
         "worstGpus": [
@@ -54,6 +55,7 @@ GOOD: Object = {
             "program": "verl.trainer.main_ppo",
             "overrides": ["a.b=1"],
             "verlVersion": "0.9.1",
+            "verlVersionGuess": "0.8.0 to 0.9.1",
             "source": "spec",
         },
         "pools": [{"name": "rollout", "stage": "gen", "role": "rollout", "gpus": 8}],

@@ -9,15 +9,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from verl_gpumonitor.diagnosis.history import History, PodHistory
+from verl_gpumonitor.diagnosis.history import GpuHistory, History, PodHistory
 from verl_gpumonitor.model.report import (
+    MAX_PROCESSES,
     REPORT_FORMAT,
+    GpuProcesses,
     GpuReport,
     HostReport,
     PodRef,
+    ProcessReport,
     Report,
     StageNow,
     StageQuality,
+    StepEngine,
     StepGpu,
     StepReport,
     StepStage,
@@ -25,6 +29,7 @@ from verl_gpumonitor.model.report import (
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.trace import GpuLine, Header, HostLine, JobLine, NvmlLine, PodLine, Record, XidLine
 from verl_gpumonitor.model.vocabulary import UNKNOWN, GpuState, Ownership, Source
+from verl_gpumonitor.stages.programs import program_of
 
 BEGAN = 1_000_000.0
 """Unix time of the trace's begin."""
@@ -130,6 +135,11 @@ class Sidecars:
                     begin=BEGAN + t,
                     seconds=lengths[stage],
                     gpus=gpus,
+                    engines=[
+                        StepEngine(place, int(gpu.engine_bytes[stage]))
+                        for place, gpu in enumerate(pod.gpus.values())
+                        if stage in gpu.engine_bytes
+                    ],
                 )
                 for (stage, role), gpus in stages.items()
             ]
@@ -153,6 +163,9 @@ class Sidecars:
             ownership=Ownership.WHOLE_NODE,
             gpus_requested=pod.gpus_requested,
             gpus=[self._gpu(gpu.uuid, gpu.index, gpu.total_bytes, gpu.power_limit_watts) for gpu in pod.gpus.values()],
+            gpu_processes=[
+                _holders(place, gpu) for place, gpu in enumerate(pod.gpus.values()) if gpu.processes_t is not None
+            ],
             host=None
             if host is None
             else HostReport(
@@ -187,6 +200,20 @@ class Sidecars:
             energy_joules=gpu.energy or None,
             xid_errors=dict(gpu.xids),
         )
+
+
+def _holders(place: int, gpu: GpuHistory) -> GpuProcesses:
+    named = sorted(gpu.processes.items(), key=lambda item: -item[1])[:MAX_PROCESSES]
+    return GpuProcesses(
+        place,
+        [ProcessReport(pid, int(size), _program(gpu.titles.get(pid, ""))) for pid, size in named],
+        len(gpu.processes) - len(named),
+    )
+
+
+def _program(title: str) -> str:
+    """Return what a sidecar tells of a process with this title; a trace has blanks between the words."""
+    return program_of(title.replace(" ", "\0").encode())
 
 
 def _whole(value: float | None) -> int | None:

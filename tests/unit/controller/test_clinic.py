@@ -31,7 +31,8 @@ from verl_gpumonitor_operator.controller.clinic import (
 from verl_gpumonitor_operator.controller.jobs import JobKind
 from verl_gpumonitor_operator.controller.launch import Command
 from verl_gpumonitor_operator.controller.ports import ContainerPhase, ContainerState, PodIdentity, PodRecord
-from verl_gpumonitor_operator.controller.workloads import Workload, Workloads
+from verl_gpumonitor_operator.controller.workload import Workload
+from verl_gpumonitor_operator.controller.workloads import Workloads
 from verl_gpumonitor_operator.settings import SettingsError
 
 SCENARIOS = Path(__file__).parents[2] / "data" / "scenarios"

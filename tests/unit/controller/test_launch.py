@@ -22,9 +22,9 @@ def info(submission_id: str, entrypoint: str, **more: object) -> RayJobInfo:
     [
         pytest.param(
             job(JobKind.RAY_JOB, "a", command=PPO, ray_job_id="j1"),
-            [info("j1", "other", verl_version="0.9.1")],
-            Command(text=PPO, source="spec", verl_version="0.9.1"),
-            id="a RayJob says it itself, Ray adds the version",
+            [info("j1", "other", verl_version="0.9.1", ray_names=["TaskRunnerV1"])],
+            Command(text=PPO, source="spec", verl_version="0.9.1", ray_names=("TaskRunnerV1",)),
+            id="a RayJob says it itself, Ray adds the version and what runs",
         ),
         pytest.param(
             job(JobKind.RAY_JOB, "a", ray_job_id="j1"),
@@ -126,3 +126,28 @@ def test_the_container_of_a_pytorch_job_is_the_one_named_so() -> None:
     seen = from_object(JobKind.PYTORCH_JOB, {"metadata": metadata("a"), "spec": spec}, GPUS)
     assert seen is not None
     assert seen.command == "torchrun 'a b.py'"
+
+
+@pytest.mark.parametrize(
+    ("command", "guessed"),
+    [
+        (Command(text=PPO, source="spec"), None),
+        (Command(text=PPO, source="spec", ray_names=("AgentLoopWorkerTQ",)), "0.8.0 to 0.9.1"),
+        (Command(text=PPO, source="spec", ray_names=("AsyncSGLangServer",)), "0.5.0"),
+        (Command(text=f"{PPO} trainer.use_v1=True", source="spec"), "0.9.0 to 0.9.1"),
+        (Command(text=PPO, source="spec", verl_version="0.8.0", ray_names=("AgentLoopWorkerTQ",)), None),
+    ],
+    ids=["nothing tells", "a class of some releases", "of one release", "a new key", "the release is known"],
+)
+def test_releases_that_it_can_be_are_said_where_the_release_is_not(command: Command, guessed: str | None) -> None:
+    shown = rendered(command)
+    assert shown["verlVersionGuess"] == guessed
+    assert shown["verlVersion"] == command.verl_version
+
+
+def test_what_runs_is_taken_up_when_it_is_seen() -> None:
+    launches = Launches()
+    before = launches.of("u", Command(text=PPO, source="spec"))
+    after = launches.of("u", Command(text=PPO, source="spec", ray_names=("TaskRunnerV1",)))
+    assert before is not None and after is not None
+    assert (before["verlVersionGuess"], after["verlVersionGuess"]) == (None, "0.9.0 to 0.9.1")

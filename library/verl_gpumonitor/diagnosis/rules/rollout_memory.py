@@ -4,14 +4,16 @@
 
 Between two rollouts a colocated engine frees its weights and its cache (`free_cache_engine`), and the training stages
 have the GPU. Graphs, the context and some buffers stay, up to about 8 GiB; more than a third of what it had is not
-sleep. The engine's processes are told from training by their titles (`VLLM::`, `sglang::`); older versions run both in
-one process, and where no process list is offered nothing can be said, so the rule is silent. An engine on GPUs of its
-own never sleeps, nor does one that `free_cache_engine=False` keeps awake: both as they should.
+sleep. The engine's processes are told from training by their titles (`VLLM::`, `sglang::`). Older versions run both in
+one process, and often no process list is offered: vLLM is then judged by what a pause between stages frees of the share
+that it was given, and of other engines nothing can be said, which `unjudged` says. An engine on GPUs of its own never
+sleeps, nor does one that `free_cache_engine=False` keeps awake: both as they should.
 Source: vllm-project/vllm#17117 (sleep frees 19.5 of 45.8 GB).
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from verl_gpumonitor.diagnosis.history import GpuHistory, History
 from verl_gpumonitor.diagnosis.rule import TRAINING, Cadence, Case, Open, Rule, Verdict, finding, subject
@@ -21,6 +23,8 @@ from verl_gpumonitor.model.figures import gib
 from verl_gpumonitor.model.findings import Evidence
 
 REASON = "RolloutMemoryNotReleased"
+FREED_STEPS: Final = 3
+"""Steps that must be known where processes are not listed."""
 _SHARE = re.compile(r"rollout\.gpu_memory_utilization=['\"]?([0-9.]+)")
 _KEEPS_AWAKE = re.compile(r"(?:free_cache_engine|enable_sleep_mode)=['\"]?false", re.IGNORECASE)
 
@@ -34,7 +38,7 @@ def rollout_memory(history: History, thresholds: Thresholds, _: Open) -> Verdict
         if not any(gpu.pod.work.workers_seen for gpu in gpus):
             # Engines on GPUs of their own never sleep.
             continue
-        if not any(gpu.engine_bytes for gpu in gpus):
+        if not any(_is_listed(gpu, thresholds.rollout_memory) for gpu in gpus):
             cases += _unlisted(history, pool, gpus, thresholds.rollout_memory)
             continue
         kept = [gpu for gpu in gpus if _keeps(gpu, history, thresholds.rollout_memory)]
@@ -42,6 +46,43 @@ def rollout_memory(history: History, thresholds: Thresholds, _: Open) -> Verdict
             kept.sort(key=lambda gpu: (-asleep(gpu), gpu.uuid))
             cases.append(_case(pool, kept))
     return cases
+
+
+def unjudged(history: History) -> str | None:
+    """Say why it cannot be told whether an engine gives its memory back; None where it can, or where none sleeps.
+
+    For who shows findings: that there is none says something only where there could be one.
+    """
+    if _KEEPS_AWAKE.search(history.entrypoint) or history.step < FREED_STEPS:
+        return None
+    by_share = "rollout.name=vllm" in history.entrypoint and _SHARE.search(history.entrypoint) is not None
+    for gpus in history.pools().values():
+        generating = _one_that_generates(gpus)
+        if generating is None or not any(gpu.pod.work.workers_seen for gpu in gpus):
+            continue
+        listed = all(GEN in gpu.engine_bytes and not TRAINING.isdisjoint(gpu.engine_bytes) for gpu in gpus)
+        if not listed and not by_share:
+            return _UNTOLD.format("for vLLM by gpu_memory_utilization on the command line")
+        if not listed and len(_freed(generating)) < FREED_STEPS:
+            return _UNTOLD.format("by a pause between stages whose memory is known")
+    return None
+
+
+_UNTOLD: Final = (
+    "whether the rollout engine gives its memory back while it sleeps is seen by the processes on each GPU, or {}, and "
+    "neither is told"
+)
+
+
+def _one_that_generates(gpus: Iterable[GpuHistory]) -> GpuHistory | None:
+    """Return a GPU that generates itself; those of a pod are alike."""
+    by_pod = {gpu.pod.name: gpu for gpu in gpus}
+    return next((gpu for gpu in by_pod.values() if GEN in gpu.past), None)
+
+
+def _is_listed(gpu: GpuHistory, limits: RolloutMemory) -> bool:
+    """Say whether the engine itself is listed: the front of one that computes elsewhere holds next to nothing."""
+    return gpu.engine_bytes.get(GEN, 0.0) >= max(1.0, limits.kept_of_gpu * float(gpu.total_bytes or 0))
 
 
 def asleep(gpu: GpuHistory) -> float:
@@ -86,18 +127,27 @@ def _unlisted(history: History, pool: str, gpus: Sequence[GpuHistory], limits: R
 
 def _frees_little(gpu: GpuHistory, share: float, limits: RolloutMemory) -> bool:
     """Compare generation with the emptiest moment between stages, in three steps."""
-    awake = {p.step: p.level_bytes for p in gpu.pieces(GEN, 4)}
-    freed = [
+    freed = _freed(gpu)
+    if len(freed) < FREED_STEPS or not gpu.total_bytes or not 0 < share <= 1:
+        return False
+    reserved = share * gpu.total_bytes
+    # Of an engine that never held its share there is nothing to free.
+    held = min(size for size in _awake(gpu).values() if size is not None)
+    return held >= 0.8 * reserved and max(freed) < limits.freed_of_reserved * reserved
+
+
+def _awake(gpu: GpuHistory) -> Mapping[int, float | None]:
+    return {p.step: p.level_bytes for p in gpu.pieces(GEN, 4)}
+
+
+def _freed(gpu: GpuHistory) -> list[float]:
+    """Return what the GPU had less, in the emptiest moment between stages, than in generation: of the last steps."""
+    awake = _awake(gpu)
+    return [
         awake_bytes - p.floor_bytes
         for p in gpu.pieces(OTHER, 4)
         if p.step > 0 and (awake_bytes := awake.get(p.step)) is not None and p.floor_bytes is not None
     ]
-    if len(freed) < 3 or not gpu.total_bytes or not 0 < share <= 1:
-        return False
-    reserved = share * gpu.total_bytes
-    # Of an engine that never held its share there is nothing to free.
-    held = min(size for size in awake.values() if size is not None)
-    return held >= 0.8 * reserved and max(freed) < limits.freed_of_reserved * reserved
 
 
 def _case(pool: str, gpus: Sequence[GpuHistory]) -> Case:
