@@ -5,6 +5,8 @@
 from typing import Final
 
 GIB: Final = 2**30
+RATIO_PLACES: Final = 4
+"""Decimal places of a ratio that is written down."""
 
 
 def gib(size: float) -> str:
@@ -13,5 +15,9 @@ def gib(size: float) -> str:
 
 
 def percent(ratio: float) -> str:
-    """Return a ratio in whole percent: 0.714 gives `71%`."""
-    return f"{100 * ratio:.0f}%"
+    """Return a ratio in whole percent: 0.714 gives `71%`.
+
+    One that was rounded to four places before, as statuses and reports hold it, gives the same as the ratio itself:
+    0.97496 and its 0.975 both give `98%`, and no table says another number than the message beside it.
+    """
+    return f"{100 * round(ratio, RATIO_PLACES):.0f}%"

@@ -154,6 +154,7 @@ def render(picture: Picture, *, before: Mapping[str, Any], now: float) -> Status
     """
     job = picture.job
     kept = before if keeps_what_was_seen(picture, before) else None
+    notes = _notes(picture, before)
     table = _stages(picture, before)
     status: Status = {
         "observedGeneration": picture.generation,
@@ -181,7 +182,7 @@ def render(picture: Picture, *, before: Mapping[str, Any], now: float) -> Status
         "pools": [] if picture.ended else [stages.pool(item) for item in picture.stages.pools],
         "stageTable": stages.table(table),
         "stages": table,
-        "worstGpus": kept.get("worstGpus") if kept else [_worst(gpu, picture.gpu_notes) for gpu in worst(picture)],
+        "worstGpus": kept.get("worstGpus") if kept else [_worst(gpu, notes) for gpu in worst(picture.gpus, notes)],
         "unmonitoredPods": kept.get("unmonitoredPods") if kept else _unmonitored(picture),
         "findings": before.get("findings") if picture.ended else findings(picture.findings),
         "recommendations": before.get("recommendations") if picture.ended else recommendations(picture.findings),
@@ -352,15 +353,27 @@ def _totals(totals: Totals) -> Mapping[str, Any] | None:
     }
 
 
-def worst(picture: Picture) -> list[GpuView]:
+def _notes(picture: Picture, before: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return why GPUs need a look. Nothing is judged at the end: what was open then stays, as its findings do."""
+    if not picture.ended:
+        return picture.gpu_notes
+    known = {
+        str(item.get("uuid")): str(item["note"])
+        for item in before.get("worstGpus") or ()
+        if isinstance(item, Mapping) and item.get("note")
+    }
+    return {**known, **picture.gpu_notes}
+
+
+def worst(gpus: Sequence[GpuView], notes: Mapping[str, str]) -> list[GpuView]:
     """GPUs that need a look first: faulty ones, those of open findings, then those nearest to their memory's limit."""
 
     def rank(gpu: GpuView) -> tuple[bool, bool, float, str]:
         peak = gpu.peak
-        noted = gpu.report.uuid in picture.gpu_notes
+        noted = gpu.report.uuid in notes
         return (gpu.report.state is GpuState.OK, not noted, -(peak.ratio if peak else 0.0), gpu.report.uuid)
 
-    return nsmallest(MAX_WORST, picture.gpus, key=rank)
+    return nsmallest(MAX_WORST, gpus, key=rank)
 
 
 def _worst(gpu: GpuView, notes: Mapping[str, str]) -> Mapping[str, Any]:

@@ -136,8 +136,34 @@ def test_the_mean_counts_only_gpus_that_are_there() -> None:
 
 def test_the_worst_come_first() -> None:
     gpus = [view(0), view(1, memory_recent_peak_bytes=79 * GIB), view(2), view(3, state=GpuState.LOST)]
-    found = worst(picture(gpus=gpus, gpu_notes={"GPU-002": "Imbalance"}))
+    found = worst(gpus, {"GPU-002": "Imbalance"})
     assert [item.report.uuid for item in found] == ["GPU-003", "GPU-002", "GPU-001", "GPU-000"]
+
+
+@pytest.mark.parametrize("left", [4, 1, 0], ids=["all pods report once more", "one reports", "all are gone"])
+def test_an_ended_job_says_still_why_a_gpu_was_shown(left: int) -> None:
+    running = render(picture(gpu_notes={"GPU-003": "OOMRisk"}), before={}, now=NOW)
+    rest = [view(number) for number in range(4 - left, 4)]
+    ended = render(picture(ended=True, phase=Phase.FAILED, gpus=rest), before=running, now=NOW)
+    again = render(picture(ended=True, phase=Phase.FAILED, gpus=rest), before=ended, now=NOW)
+    for status in (ended, again):
+        assert next((item["uuid"], item.get("note")) for item in status["worstGpus"]) == ("GPU-003", "OOMRisk")
+
+
+def test_a_finding_that_is_over_leaves_no_note_on_a_running_job() -> None:
+    before = render(picture(gpu_notes={"GPU-003": "OOMRisk"}), before={}, now=NOW)
+    assert not any("note" in item for item in render(picture(), before=before, now=NOW)["worstGpus"])
+
+
+@pytest.mark.parametrize("used", [97_496, 97_499, 97_494, 96_500, 99_996, 49_996], ids=str)
+def test_a_peak_is_the_same_percent_in_each_place(used: int) -> None:
+    peak = Peak(used, 100_000)
+    pairs = {("update_actor", "actor"): StageSum(10.0, 5.0, peak=peak)}
+    full = view(0, memory_recent_peak_bytes=used, memory_total_bytes=100_000)
+    status = render(picture(gpus=[full], stages=StageView(rows=rows(pairs, Pace()))), before={}, now=NOW)
+    said = status["memory"]["text"]
+    assert status["stageTable"][1].split()[-2] == said
+    assert percent(peak.ratio) == percent(status["memory"]["peakRatio"]) == said
 
 
 @pytest.mark.parametrize(
@@ -251,6 +277,11 @@ def test_merge_patch(before: dict[str, Any], after: dict[str, Any], patch: dict[
 @pytest.mark.parametrize(("ratio", "text"), [(0.0, "0%"), (0.714, "71%"), (0.995, "100%"), (1.0, "100%")])
 def test_percent(ratio: float, text: str) -> None:
     assert percent(ratio) == text
+
+
+@given(ratio=st.floats(0.0, 1.0))
+def test_a_ratio_that_was_written_down_is_the_same_percent(ratio: float) -> None:
+    assert percent(round(ratio, 4)) == percent(ratio)
 
 
 LONG = st.text(min_size=0, max_size=400) | st.just("x" * 5000)
