@@ -11,15 +11,16 @@ import msgspec
 
 from verl_gpumonitor.advice import advise
 from verl_gpumonitor.advice.present import context_at
+from verl_gpumonitor.diagnosis.coverage import coverage
 from verl_gpumonitor.diagnosis.doctor import Diagnosis
 from verl_gpumonitor.diagnosis.health import REASONS
 from verl_gpumonitor.model.findings import TrackedFinding
 from verl_gpumonitor.model.trace import Header, Record, TraceError
 from verl_gpumonitor.model.vocabulary import Severity
 
-from . import monitor_findings
+from . import monitor_findings, not_judged
 from .findings import as_json, report
-from .first_look import first_look, only_looked, unjudged
+from .first_look import first_look, only_looked, silence, unjudged
 from .monitors import parse
 from .records import DEFAULT_INTERVAL_SECONDS, MonitorGiven, open_run
 
@@ -100,14 +101,17 @@ def command(
         click.echo(f"gpumon: {trace}: noted in it: {note}", err=True)
     for complaint in recorded.complaints:
         click.echo(f"gpumon: {trace}: {complaint}", err=True)
-    short = unjudged(diagnosis.history)
-    for told in (only_looked(diagnosis.history), short if json_ or findings else None):
-        if told is not None:
-            click.echo(f"gpumon: {trace}: {told}", err=True)
+    history, covered = diagnosis.history, coverage(diagnosis.history)
+    looked_only = only_looked(history)
     if json_:
-        click.echo(as_json(findings), nl=False)
+        for told in (looked_only, unjudged(history)):
+            if told is not None:
+                click.echo(f"gpumon: {trace}: {told}", err=True)
+        click.echo(as_json(findings, covered.lacks), nl=False)
     else:
-        click.echo(report(recorded.header, findings, end=diagnosis.history.t, unjudged=short), nl=False)
+        notes = [] if looked_only is None else [f"{looked_only}."]
+        notes += not_judged.sentences(covered, {*mute, *(tracked.finding.reason for tracked in findings)})
+        click.echo(report(recorded.header, findings, end=history.t, silence=silence(history), notes=notes), nl=False)
     _fail((tracked.finding.severity for tracked in findings), fail_on)
 
 

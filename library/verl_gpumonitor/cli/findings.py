@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from verl_gpumonitor.diagnosis.coverage import Lack
 from verl_gpumonitor.diagnosis.health import rank_of
 from verl_gpumonitor.model.findings import Advice, TrackedFinding
 from verl_gpumonitor.model.trace import Header
@@ -20,13 +21,23 @@ WIDTH: Final = 100
 _SEVERITIES: Final = (Severity.CRITICAL, Severity.WARNING, Severity.INFO)
 
 
-def as_json(findings: Iterable[TrackedFinding]) -> bytes:
-    """Return the document that `gpumon diagnose --json` prints."""
-    document = {"format": FINDINGS_FORMAT, "findings": [_finding(tracked) for tracked in findings]}
+def as_json(findings: Iterable[TrackedFinding], lacks: Iterable[Lack] = ()) -> bytes:
+    """Return the document that `gpumon diagnose --json` prints. `lacks`: what could not be judged."""
+    document = {
+        "format": FINDINGS_FORMAT,
+        "findings": [finding_json(tracked) for tracked in findings],
+        "not_judged": lacks_json(lacks),
+    }
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
-def _finding(tracked: TrackedFinding) -> dict[str, Any]:
+def lacks_json(lacks: Iterable[Lack]) -> list[dict[str, Any]]:
+    """Return what could not be judged: the reason of the finding, and why."""
+    return [{"reason": lack.reason, "message": lack.message} for lack in lacks]
+
+
+def finding_json(tracked: TrackedFinding) -> dict[str, Any]:
+    """Return a finding as the documents have it."""
     finding = tracked.finding
     return {
         "reason": finding.reason,
@@ -41,18 +52,27 @@ def _finding(tracked: TrackedFinding) -> dict[str, Any]:
     }
 
 
-def report(header: Header, findings: Sequence[TrackedFinding], *, end: float, unjudged: str | None = None) -> str:
+def report(
+    header: Header,
+    findings: Sequence[TrackedFinding],
+    *,
+    end: float,
+    silence: str = "Nothing was found.",
+    notes: Sequence[str] = (),
+) -> str:
     """Return the report: what the record is of, then each finding, the gravest first.
 
-    `end`: the last line's time. `unjudged`: why a record without findings is not thereby healthy.
+    `end`: the last line's time. `silence`: what is said where there are none. `notes`: sentences about what could not
+    be judged, which come last.
     """
     lines = [_title(header), _extent(header, end), ""]
-    if not findings:
-        lines.append("Nothing was found." if unjudged is None else f"Nothing can be said yet: {unjudged}.")
-        return plain("\n".join(lines)) + "\n"
     for tracked in ordered(findings):
         lines += [*_block(tracked), ""]
-    return plain("\n".join(lines))
+    if not findings:
+        lines += [*wrapped(silence, ""), ""]
+    for note in notes:
+        lines += wrapped(note, "", then="  ")
+    return plain("\n".join(lines).rstrip("\n")) + "\n"
 
 
 def plain(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 from verl_gpumonitor.diagnosis import DiagnosisLimits, GpuWindow
 from verl_gpumonitor.diagnosis import diagnose as compared
 from verl_gpumonitor.diagnosis.doctor import Diagnosis
-from verl_gpumonitor.diagnosis.history import WINDOW_SECONDS, GpuHistory, History
+from verl_gpumonitor.diagnosis.history import GpuHistory, History
 from verl_gpumonitor.diagnosis.thresholds import Imbalance
 from verl_gpumonitor.model.findings import TrackedFinding
 from verl_gpumonitor.model.history import Piece
@@ -75,7 +75,12 @@ def only_looked(history: History) -> str | None:
     """Say that a record was too short for more than a first look; None where it was not, or not even for that."""
     if history.stages_told or history.step >= STEPS or history.listened < LEAST_SECONDS:
         return None
-    return (
-        f"{clock(history.listened)} was recorded: a first look at the GPUs' means over all of it. More is judged from"
-        f" {clock(STEPS * WINDOW_SECONDS)} on where no stages are told"
-    )
+    return f"{clock(history.listened)} was recorded: a first look was taken at the GPUs' means over all of it"
+
+
+def silence(history: History) -> str:
+    """Return what is to be said where nothing was found."""
+    why = unjudged(history)
+    if why is not None:
+        return f"Nothing can be said yet: {why}."
+    return "Nothing was found." if only_looked(history) is None else "A first look found nothing."

@@ -25,7 +25,7 @@ class Lack(msgspec.Struct, frozen=True, kw_only=True):
 
     reason: str
     message: str
-    """Why, as a clause: `needs 6 min where no stages are told, and 45 s are recorded`."""
+    """Why, as a clause after its name: `needs 6 min where no stages are told, and 45 s are recorded`."""
     needs: str | None = None
     """How long the record must be, such as `6 min` or `3 steps`; None: more of the same would not help."""
 
@@ -74,11 +74,11 @@ def least_steps(thresholds: Thresholds, *, stages_told: bool) -> Mapping[str, in
     low = thresholds.low_utilization
     return {
         "OOMRisk": 2,
-        "MemoryGrowth": thresholds.memory_growth.steps,
         "RolloutMemoryNotReleased": thresholds.rollout_memory.steps,
-        "Imbalance": thresholds.imbalance.steps,
         "Throttled": thresholds.throttling.steps,
+        "Imbalance": thresholds.imbalance.steps,
         "LowUtilization": 1 + low.steps if stages_told else 2 + low.windows,
+        "MemoryGrowth": thresholds.memory_growth.steps,
     }
 
 
@@ -109,7 +109,7 @@ def _lacks(history: History, limits: Thresholds, covered: Coverage) -> Iterator[
     untold = {reason: why for reason, (told, why) in _INPUTS.items() if not told(history)}
     kept = rollout_memory.unjudged(history)
     if not history.stages_told:
-        untold["RolloutMemoryNotReleased"] = "is seen by stages, and nobody tells them"
+        untold["RolloutMemoryNotReleased"] = "nobody tells stages"
     elif kept is not None:
         untold["RolloutMemoryNotReleased"] = kept
     for reason, why in untold.items():
@@ -156,26 +156,26 @@ def _host(history: History) -> bool:
 
 
 _INPUTS: Final[Mapping[str, tuple[Callable[[History], bool], str]]] = {
-    "OOMRisk": (_any(_memory), "is seen by memory, and nobody tells it with the GPUs' size"),
-    "MemoryGrowth": (_any(_memory), "is seen by memory, and nobody tells it with the GPUs' size"),
+    "OOMRisk": (_any(_memory), "nobody tells the GPUs' memory and its size"),
+    "MemoryGrowth": (_any(_memory), "nobody tells the GPUs' memory and its size"),
     "Imbalance": (
         _any(lambda gpu: gpu.utilization_t is not None or _memory(gpu)),
-        "is seen by load and memory, and nobody tells them",
+        "nobody tells the GPUs' load or memory",
     ),
-    "LowUtilization": (_any(lambda gpu: gpu.utilization_t is not None), "is seen by load, and nobody tells it"),
-    "Hang": (_power_where_needed, "is seen by load and power, and nobody tells them"),
+    "LowUtilization": (_any(lambda gpu: gpu.utilization_t is not None), "nobody tells the GPUs' load"),
+    "Hang": (_power_where_needed, "nobody tells the GPUs' load and power"),
     "Throttled": (
         _any(lambda gpu: gpu.last is not None and gpu.last.throttled is not None),
-        "is seen by why clocks are held down, and nobody tells it",
+        "nobody tells why clocks are held down",
     ),
     "ForeignProcess": (
         _any(lambda gpu: gpu.processes_t is not None),
-        "is seen by the processes on each GPU, and nobody lists them",
+        "nobody lists the processes on the GPUs",
     ),
-    "HostMemoryRisk": (_host, "is seen by the pods' host memory, and nobody tells it"),
+    "HostMemoryRisk": (_host, "nobody tells the pods' host memory"),
     "SharedMemoryRisk": (
         lambda history: any(len(pod.shm_buckets) > 0 for pod in history.pods.values()),
-        "is seen by what lies in /dev/shm, and nobody tells it",
+        "nobody tells what lies in /dev/shm",
     ),
 }
 """Reason -> whether the record has what its rule looks at, and what is to be said where it has not."""

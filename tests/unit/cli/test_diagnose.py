@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.scenarios.score import VISIBLE
+from tests.unit.cli import logs
 from verl_gpumonitor.cli.main import main
 
 TRACE = str(VISIBLE / "xid31-program.jsonl.gz")
@@ -72,3 +73,21 @@ def test_broken_lines_are_named_and_the_rest_is_judged(tmp_path: Path) -> None:
     path.write_text('{"type":"header","format":"gpumonitor-trace/1"}\nnonsense\n{"type":"step","t":1}\n')
     result = _run(str(path))
     assert (result.exit_code, "line 2" in result.stderr) == (0, True)
+
+
+def test_what_could_not_be_judged_is_said_with_what_it_needs(tmp_path: Path) -> None:
+    """A bare `Nothing was found.` of a short log would be read as health."""
+    even = str(logs.guide_log(tmp_path / "even.csv", [60, 61], [30, 31], rounds=20))
+    said = " ".join(_run(even).stdout.split())
+    assert "A first look found nothing." in said
+    assert "Nothing was found" not in said
+    assert "OOMRisk (needs 4 min), Imbalance (6 min)" in said
+    assert "HostMemoryRisk (nobody tells the pods' host memory)" in said
+    listed = {one["reason"]: one["message"] for one in json.loads(_run(even, "--json").stdout)["not_judged"]}
+    assert listed["Imbalance"] == "needs 6 min where no stages are told, and 95 s are recorded"
+    assert "Imbalance (" not in _run(even, "--mute", "Imbalance").stdout
+
+
+def test_a_long_record_with_all_values_has_nothing_that_is_not_judged() -> None:
+    document = json.loads(_run(str(VISIBLE / "actor-peak-grows.jsonl.gz"), "--json").stdout)
+    assert document["not_judged"] == []
