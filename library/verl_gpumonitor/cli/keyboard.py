@@ -12,6 +12,8 @@ import tty
 from collections.abc import Iterator
 from typing import Final
 
+from rich.live import Live
+
 _ARROWS: Final = {b"A": "up", b"B": "down", b"C": "right", b"D": "left"}
 
 
@@ -28,6 +30,16 @@ def keys() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(file, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def on_screen(live: Live) -> Iterator[Live]:
+    """Show a live view while the block runs. Interrupted at its first drawing, `with live` would leave its screen."""
+    try:
+        with live:
+            yield live
+    finally:
+        live.stop()
 
 
 def pressed(within: float) -> list[str]:

@@ -20,6 +20,7 @@ from . import columns
 from .gpus import EXIT_NO_GPU, NoGpuError, UnknownGpuError, sampling, selected
 from .sink import KEPT_FILES, RotatingFile, Sink, StandardOutput
 
+_ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)i?b?", re.IGNORECASE)
 _FACTORS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
@@ -68,8 +69,8 @@ class _Size(click.ParamType[int]):
     "-o",
     "-f",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File to append to; standard output if absent.",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    help="File to append to; standard output if absent, or -.",
 )
 @click.option(
     "--fields",
@@ -97,7 +98,7 @@ def command(
     """Write a row for each GPU every INTERVAL seconds: time, index, name, temperature, utilisation, memory.
 
     What cannot be read is an empty cell. A file that is there is continued if it has the same columns, and else kept
-    as FILE.1. Ends at once, with whole lines, on Ctrl-C or SIGTERM.
+    as FILE.1. Ends at once, with whole lines, on Ctrl-C, SIGTERM or SIGHUP.
     """
     if fields == "help":
         click.echo("\n".join((columns.TIMESTAMP, *columns.COLUMNS)))
@@ -132,7 +133,7 @@ def command(
 
 
 def _sink(output: Path | None, first: bytes, max_size: int | None, keep: int) -> Sink:
-    if output is None:
+    if output is None or str(output) == "-":
         return StandardOutput(first)
     return RotatingFile(output, first=first, max_bytes=max_size, kept=keep)
 
@@ -148,7 +149,9 @@ def _run(
 ) -> None:
     """Write rows until the count is reached or a signal comes."""
     stop = threading.Event()
-    before = {number: signal.signal(number, _setter(stop)) for number in (signal.SIGINT, signal.SIGTERM)}
+    # Under nohup a closed terminal is nothing to end for.
+    wanted = [number for number in _ENDS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _setter(stop)) for number in wanted}
     try:
         due, rows = time.monotonic(), 0
         while not stop.is_set() and (count is None or rows < count):

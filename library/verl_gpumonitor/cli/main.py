@@ -7,11 +7,13 @@ Other packages add subcommands by an entry point of the group `gpumon.commands`:
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from verl_gpumonitor import __version__
+
+from . import output
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -35,6 +37,21 @@ all modules would be imported."""
 
 class LazyGroup(click.Group):
     """Knows its commands by name, and imports one when it is wanted."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command, whatever its standard output is."""
+        output.prepare()
+        return super().main(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; where its output cannot be written, say so in a line. A pipe that is closed is click's."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            output.give_up()
+            raise click.ClickException(f"{error.filename or 'standard output'}: {error.strerror or error}") from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return all names, sorted."""

@@ -20,7 +20,8 @@ from verl_gpumonitor.model.vocabulary import Severity
 
 from .diagnose import UNREADABLE
 from .findings import ordered, stage_text
-from .keyboard import keys, pressed
+from .keyboard import keys, on_screen, pressed
+from .output import leaving_on_signals
 from .playback import Change, Playback
 from .records import DEFAULT_INTERVAL_SECONDS, RecordedRun, open_run
 from .times import Seconds, clock
@@ -180,7 +181,7 @@ def _watch(recorded: RecordedRun, *, name: str, speed: float, begin: float, end:
     reel = Reel(playback, recorded.records)
     console, newest = Console(), list[Change]()
     reel.play(begin, within=float("inf"))
-    with keys(), Live(console=console, screen=True, auto_refresh=False) as live:
+    with leaving_on_signals(), keys(), on_screen(Live(console=console, screen=True, auto_refresh=False)) as live:
         before = time.monotonic()
         while True:
             newest = [*newest, *reel.play(projector.advance(0.0), within=WORK_SECONDS)][-NEWEST:]

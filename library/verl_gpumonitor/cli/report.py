@@ -40,7 +40,7 @@ def command(*, run: str, output: Path | None, form: str | None, interval: float,
     form = form or ("markdown" if output is not None and output.suffix in (".md", ".markdown") else "html")
     text = _text(run, form=form, interval=interval, name=name)
     if output is None:
-        click.echo(text, nl=False)
+        click.echo(text.encode(), nl=False)  # bytes: a page says that it is UTF-8, whatever the terminal is
         return
     try:
         output.write_text(text, encoding="utf-8")

@@ -5,6 +5,8 @@
 Each line is written whole and flushed, so that a reader, or a machine that dies, never sees half of one.
 """
 
+import contextlib
+import errno
 import os
 import sys
 from pathlib import Path
@@ -60,8 +62,7 @@ class RotatingFile:
             os.close(self._file)
             self._rotate()
             self._file = self._open()
-        os.write(self._file, line)
-        self._size += len(line)
+        self._append(line)
 
     def close(self) -> None:
         """Write nothing more."""
@@ -74,12 +75,21 @@ class RotatingFile:
     def _open(self) -> int:
         file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._size = os.fstat(file).st_size
+        self._file = file
         if self._size == 0:
-            os.write(file, self._first)
+            self._append(self._first)
         elif os.pread(file, 1, self._size - 1) != b"\n":
-            os.write(file, b"\n")
-        self._size = os.fstat(file).st_size
+            self._append(b"\n")
         return file
+
+    def _append(self, text: bytes) -> None:
+        """Write all of a text or nothing: of a line that no longer fits on the disk, no part may stay."""
+        written = os.write(self._file, text)
+        if written < len(text):
+            with contextlib.suppress(OSError):  # no file that could be cut, such as a pipe
+                os.ftruncate(self._file, self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._size += len(text)
 
     def _rotate(self) -> None:
         """Move the present file to `.1`, that one to `.2`, and so on; the oldest goes."""

@@ -12,7 +12,8 @@ from rich.live import Live
 from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings
 
 from .gpus import EXIT_NO_GPU, NoGpuError, UnknownGpuError, await_first, selected
-from .keyboard import keys, pressed
+from .keyboard import keys, on_screen, pressed
+from .output import leaving_on_signals
 from .view import History, frame, title_of
 
 
@@ -63,7 +64,11 @@ def _show(sampler: Sampler, wanted: str | None, *, interval: float, once: bool) 
     if once:
         console.print(view())
         return
-    with keys(), Live(view(), console=console, screen=True, auto_refresh=False) as live:
+    with (
+        leaving_on_signals(),
+        keys(),
+        on_screen(Live(view(), console=console, screen=True, auto_refresh=False)) as live,
+    ):
         due = time.monotonic() + interval
         while "q" not in pressed(max(0.0, due - time.monotonic())):
             if time.monotonic() >= due:

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands in a process of their own, on the simulated library."""
 
+import contextlib
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +28,32 @@ class Host:
         return subprocess.Popen(
             command, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+
+    def shell(self, line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """A line of the shell in which `gpumon` is ours."""
+        gpumon = f'gpumon() {{ "{sys.executable}" -m verl_gpumonitor.cli "$@"; }}; '
+        variables = {**self._environment, **environment}
+        return subprocess.run(
+            ["bash", "-c", gpumon + line], env=variables, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def in_terminal(self, *arguments: str, ends: int, after: bytes) -> tuple[int, bytes]:
+        """A command of ours in a terminal that gets a signal once it has shown something: its status, all it wrote."""
+        child, terminal = pty.fork()
+        if child == 0:
+            os.execve(  # noqa: S606 - a terminal needs a fork
+                sys.executable,
+                [sys.executable, "-m", "verl_gpumonitor.cli", *arguments],
+                {**self._environment, "TERM": "xterm"},
+            )
+        shown, sent = b"", False
+        with contextlib.suppress(OSError), os.fdopen(terminal, "rb", buffering=0) as file:  # EIO: it has ended
+            while piece := file.read(65536):
+                shown += piece
+                if after in shown and not sent:
+                    sent = True
+                    os.kill(child, ends)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), shown
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A command of ours, to its end."""

@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 import simgpu
 from pynvml import NVML_ERROR_NOT_SUPPORTED
 
@@ -89,6 +90,56 @@ def test_a_signal_ends_it_at_once_with_whole_lines(host: Host, tmp_path: Path) -
     assert all(len(row) == 8 and None not in row.values() for row in rows(path.read_text()))
 
 
+def test_a_terminal_that_is_closed_ends_it_and_under_nohup_it_goes_on(host: Host, tmp_path: Path) -> None:
+    lines = "gpumon log -l 0.1 -c 40 -o {path} & pid=$!; sleep 2; pkill -HUP -P $pid; wait $pid; wc -l < {path}"
+    ended = host.shell(lines.format(path=tmp_path / "ended.csv"))
+    went_on = host.shell("trap '' HUP; " + lines.format(path=tmp_path / "whole.csv"))
+    assert int(ended.stdout) < 1 + 40 * 4
+    assert (tmp_path / "ended.csv").read_text().endswith("\n")
+    assert (went_on.returncode, int(went_on.stdout)) == (0, 1 + 40 * 4)
+
+
+RUN = "timestamp,index,utilization.gpu,memory.used,memory.total\n" + "".join(
+    f"{5 * at},{gpu},{[85, 11, 10][gpu]},{[900, 200, 190][gpu]},1000\n" for at in range(120) for gpu in range(3)
+)
+COMMANDS = (
+    "list",
+    "log -c 1",
+    "top",
+    "diagnose run.csv",
+    "report run.csv",
+    "compare run.csv run.csv",
+    "replay run.csv",
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_whatever_standard_output_is_there_is_no_traceback(host: Host, tmp_path: Path, command: str) -> None:
+    (tmp_path / "run.csv").write_text(RUN)
+    go = f"cd {tmp_path}; gpumon {command}"
+    closed, full = host.shell(f"{go} >&-"), host.shell(f"{go} >/dev/full")
+    assert (closed.returncode, "Traceback" in closed.stderr) == (0, False), closed.stderr
+    assert full.returncode == 1
+    assert full.stderr.splitlines()[-1].endswith("standard output: No space left on device"), full.stderr
+    assert host.shell(f"{go} | head -1").stderr.count("\n") <= 1
+    ascii_only = host.shell(go, PYTHONIOENCODING="ascii")
+    assert ascii_only.returncode == 0, ascii_only.stderr
+    assert ascii_only.stdout.isascii() or command.startswith("report"), "a page says itself that it is UTF-8"
+
+
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("command", ["top", "replay"])
+def test_a_live_view_gives_the_terminal_back_whatever_ends_it(
+    host: Host, tmp_path: Path, command: str, ends: signal.Signals
+) -> None:
+    (tmp_path / "run.csv").write_text(RUN)
+    arguments = [command] if command == "top" else [command, str(tmp_path / "run.csv")]
+    code, shown = host.in_terminal(*arguments, ends=ends, after=b"UTIL")
+    assert code == 0
+    assert b"\x1b[?1049l" in shown, "the screen of before"
+    assert shown.rindex(b"\x1b[?25h") > shown.index(b"\x1b[?25l"), "the cursor"
+
+
 def test_a_pipe_that_is_closed_ends_it_quietly(host: Host) -> None:
     process = host.popen("log", "-l", "0.1")
     assert process.stdout is not None
@@ -125,6 +176,7 @@ def test_bad_words_get_an_answer_that_helps(host: Host) -> None:
     unknown_gpu = host.run("log", "-i", "9")
     assert unknown_gpu.returncode == 2
     assert simgpu.uuid_of(0) in unknown_gpu.stderr
+    assert host.run("log", "-o", "-", "--count", "1", "-i", "0").stdout.count("\n") == 2
     nowhere = host.run("log", "-o", "/nonexistent/gpu.csv", "--count", "1")
     assert nowhere.returncode == 1
     assert "/nonexistent/gpu.csv" in nowhere.stderr

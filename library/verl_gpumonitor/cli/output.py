@@ -1,0 +1,74 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Standard output as it may be found: closed, full, or of an encoding that has no bars and no degree sign."""
+
+import codecs
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+_PLAIN: Final = {
+    **dict(zip("▁▂▃▄▅▆▇█", "_.-~=+*#", strict=True)),
+    "·": "?",
+    "…": ".",
+    "—": "-",
+    "°": " ",
+    "→": ">",
+}
+"""Signs of ours -> what stands for them where there is nothing but ASCII. A gap must not look like a low bar."""
+
+
+def prepare() -> None:
+    """Make standard output and error fit to be written to, whatever they are. Called once, by the command itself."""
+    if sys.stdout is None:  # `>&-`: who closes it wants to see nothing
+        sys.stdout = _nowhere()
+    if sys.stderr is None:
+        sys.stderr = _nowhere()
+    codecs.register_error("gpumon-plain", _plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+            stream.reconfigure(errors="gpumon-plain")
+
+
+def _nowhere() -> TextIOWrapper:
+    return Path(os.devnull).open("w", encoding="utf-8")  # open for as long as the process lives
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_PLAIN.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+
+def give_up() -> None:
+    """Write nothing more: what could not be written would fail again when the interpreter ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+@contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """End the block as Ctrl-C does when the process is told to end: a terminal must get its own screen and keys back.
+
+    A signal that is ignored, as SIGHUP by nohup, stays so.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    taken = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in taken:
+        signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in taken.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt
