@@ -111,6 +111,9 @@ class Foreign(_Held, frozen=True):
     raise_seconds: Seconds = 30.0
     least_bytes: Annotated[int, Meta(ge=0)] = 100 * 2**20
     """A CUDA context takes 300 to 900 MiB."""
+    context_bytes: Annotated[int, Meta(ge=0)] = 2 * 2**30
+    """No context takes more: 900 MiB, and as much again for buffers of communicators and workspaces of libraries. A
+    process that has more than this on three GPUs or more works on all of them."""
     home_factor: Factor = 2.0
     """A process is at home on another GPU where it holds so much more."""
 
