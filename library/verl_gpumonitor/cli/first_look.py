@@ -21,6 +21,8 @@ from .times import clock
 
 STEPS: Final = Imbalance().steps
 """Steps, or windows that stand for them, from which on GPUs are compared by the rules."""
+LOOKED_FOR: Final = frozenset(("Imbalance", "OOMRisk"))
+"""Reasons of the simple rules."""
 LEAST_SECONDS: Final = DiagnosisLimits().imbalance.raise_seconds
 """A shorter record says nothing: what differs for so long may be chance."""
 

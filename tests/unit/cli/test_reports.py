@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -15,8 +16,9 @@ from verl_gpumonitor.cli.main import main
 from verl_gpumonitor.cli.records import open_run
 from verl_gpumonitor.cli.reports.comparison import compare, text
 from verl_gpumonitor.cli.reports.gather import Run, gather
-from verl_gpumonitor.cli.reports.page import html
+from verl_gpumonitor.cli.reports.page import html, verdict_text
 from verl_gpumonitor.cli.reports.ticket import markdown
+from verl_gpumonitor.model.findings import Scope
 
 
 def run_of(path: Path) -> Run:
@@ -94,6 +96,105 @@ def test_a_few_seconds_say_nothing_and_are_no_health(tmp_path: Path) -> None:
         assert found.helped is None
         assert found.summary.startswith("Nobody can say whether it helped")
         assert (found.gone, found.new) == ((), ())
+
+
+def uneven_log(path: Path, *, rounds: int) -> Path:
+    """GPU 0 holds 20 GiB more than the others: the rules find it, a first look, which asks for more, does not."""
+    return logs.guide_log(path, [60, 61, 60, 62], [56, 36, 36, 36], rounds=rounds)
+
+
+def test_what_the_run_after_is_too_short_to_show_is_not_gone(tmp_path: Path) -> None:
+    """The same GPUs twice, once for ten minutes and once for one: nothing has helped."""
+    long, short = (uneven_log(tmp_path / f"{rounds}.csv", rounds=rounds) for rounds in (120, 10))
+    found = compare(run_of(long), run_of(short))
+    assert (found.helped, found.gone) == (None, ())
+    assert found.summary.startswith(
+        "Nobody can say whether it helped: Imbalance could not be judged in the run after; "
+    )
+    assert found.not_judged == (
+        "Imbalance in the run after: needs 6 min where no stages are told, and 45 s are recorded",
+    )
+    assert "Not judged: Imbalance in the run after: needs 6 min" in text(found)
+    back = compare(run_of(short), run_of(long))
+    assert (back.helped, back.new) == (None, ())
+    assert "Imbalance could not be judged in the run before" in back.summary
+
+
+def test_a_rise_is_not_gone_where_too_few_steps_are_seen() -> None:
+    """Twelve steps show that memory rises; three show neither that it does nor that it does not."""
+    run = run_of(VISIBLE / "actor-peak-grows.jsonl.gz")
+    (rising,) = [t for t in run.findings if t.finding.reason == "OOMRisk" and t.finding.evidence["cause"] == "rising"]
+    covered = msgspec.structs.replace(run.coverage, steps=4, stage_steps=dict.fromkeys(run.coverage.stage_steps, 4))
+    found = compare(run, msgspec.structs.replace(run, findings=(), coverage=covered))
+    assert found.helped is None
+    assert any(
+        line.startswith(f"OOMRisk in {rising.finding.scope.stage} in the run after") for line in found.not_judged
+    )
+
+
+def test_a_stage_that_only_one_of_two_names_makes_no_problem_new(tmp_path: Path) -> None:
+    run = run_of(logs.before(tmp_path))
+    told = msgspec.structs.replace(run.coverage, stages_told=True, stage_steps={"update_actor": 9})
+    staged = tuple(
+        msgspec.structs.replace(
+            t, finding=msgspec.structs.replace(t.finding, scope=Scope(gpus=("GPU-0",), stage="update_actor"))
+        )
+        for t in run.findings
+    )
+    found = compare(run, msgspec.structs.replace(run, findings=staged, coverage=told))
+    assert (found.gone, found.new, set(found.kept)) == ((), (), {"Imbalance", "OOMRisk"})
+    assert found.summary.startswith("No finding changed: Imbalance, OOMRisk are still there; ")
+
+
+def test_changes_are_told_in_words_that_say_something(tmp_path: Path) -> None:
+    """Shares in points, memory in GiB, and no percentage of next to nothing."""
+    found = compare(run_of(logs.before(tmp_path)), run_of(logs.after(tmp_path)))
+    changes = {row.label: row.change for row in found.figures}
+    assert changes["Busy"] == "+33 points"
+    assert changes["Busiest minus idlest GPU"].endswith(" points")
+    assert changes["Least memory left"] == "+38.0 GiB"
+    assert changes["GPU-hours recorded"] == ""
+    assert "Seconds a step" not in changes, "unknown of both"
+    stages = compare(*(run_of(steps_log(tmp_path, f"{s}.jsonl", seconds=s)) for s in (20, 200))).stages
+    assert [(row.change, row.better) for row in stages if row.label.startswith("update_actor")] == [("", False)]
+
+
+def test_the_stages_of_a_step_add_up_to_it() -> None:
+    """What lies before the first step ends, such as the start, and after the last one ended, is in no whole step."""
+    run = run_of(VISIBLE / "seed-after-fix.jsonl.gz")
+    assert run.step_seconds is not None
+    assert sum(row.seconds_per_step or 0.0 for row in run.stages) == pytest.approx(run.step_seconds, rel=0.01)
+    assert [row.seconds_per_step for row in run.stages if row.stage == "init"] == [None]
+
+
+def test_settings_of_a_command_that_nobody_can_read_are_not_missing(tmp_path: Path) -> None:
+    run = run_of(VISIBLE / "seed-after-fix.jsonl.gz")
+    hidden = msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, entrypoint="bash run.sh"))
+    found = compare(run, hidden)
+    assert found.settings == ()
+    assert "Only the run before tells its settings." in found.notes
+
+
+@pytest.mark.parametrize(
+    ("loads", "used", "says"),
+    [
+        pytest.param([60, 61], [30, 31], "Nothing was found: the GPUs are balanced and have room.", id="even"),
+        pytest.param([60, 61], [76, 76], "the GPUs are balanced; the fullest has 4.0 GiB left.", id="even and full"),
+        pytest.param([75, 45], [30, 31], "the GPUs are 45% to 75% busy and have room.", id="uneven load"),
+        pytest.param(
+            [60, 61], [30, 43], "the GPUs are at their peak 38% to 54% full and have room.", id="uneven memory"
+        ),
+    ],
+)
+def test_balance_and_room_are_claimed_only_where_they_were_measured(
+    loads: list[int], used: list[float], says: str, tmp_path: Path
+) -> None:
+    """No rule fires for any of these, and yet they are not alike."""
+    run = run_of(logs.guide_log(tmp_path / "a.csv", loads, used, rounds=120))
+    assert run.healthy
+    assert ("balanced" in says) == ("balanced" in verdict_text(run))
+    assert says in verdict_text(run)
+    assert "Too short to judge LowUtilization (needs 14 min)" in html(run)
 
 
 def test_only_what_is_known_is_called_balanced(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ import msgspec
 
 from verl_gpumonitor.cli.diagnose import advised
 from verl_gpumonitor.cli.first_look import first_look, only_looked, unjudged
+from verl_gpumonitor.diagnosis.coverage import Coverage, coverage
 from verl_gpumonitor.diagnosis.doctor import Diagnosis
 from verl_gpumonitor.diagnosis.health import OK, health_text
+from verl_gpumonitor.diagnosis.history import History
 from verl_gpumonitor.model.findings import TrackedFinding
 from verl_gpumonitor.model.trace import GpuLine, Header, Record
 
@@ -25,7 +27,7 @@ class StageRow(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     """Of all GPU time."""
     seconds_per_step: float | None
-    """Mean wall time a step; None where no steps are known."""
+    """Mean wall time in a whole step; None where none is known. The first, with the start in it, is none."""
     utilization: float | None
     memory_peak_ratio: float | None
     """Of the fullest GPU."""
@@ -71,10 +73,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[StageRow, ...]
     steps: int
     step_seconds: float | None
-    """Usual length of a step."""
+    """Mean length of a whole step, which the stages' seconds add up to; None where none is known."""
     findings: tuple[TrackedFinding, ...]
     complaints: tuple[str, ...]
     """Lines that could not be read."""
+    coverage: Coverage = Coverage()
+    """What there was to judge by."""
     unjudged: str | None = None
     """Why the GPUs were not compared, so that a run without findings is not thereby healthy."""
     only_looked: str | None = None
@@ -143,6 +147,35 @@ class _Stage:
             self.peak_ratio = max(self.peak_ratio or 0.0, min(1.0, peak))
 
 
+class _WholeSteps:
+    """Steps that the record has from end to end: the one that it begins in, and the one that it ends in, are none."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+        self.stages: dict[str, float] = {}
+        """Stage -> GPU seconds in them."""
+        self._end: float | None = None
+
+    def end(self, history: History) -> None:
+        """Take the step that has just ended; a stretch of time that stands for one where none are told is none."""
+        if not history.step_ends:
+            return
+        begin, self._end = self._end, history.step_ends[-1]
+        if begin is None:
+            return
+        self.count += 1
+        self.seconds += self._end - begin
+        for gpu in history.gpus.values():
+            for stage, past in gpu.past.items():
+                self.stages[stage] = self.stages.get(stage, 0.0) + past.seconds_at(history.step - 1)
+
+    def mean(self, stage: str, gpus: int) -> float | None:
+        """Return a stage's seconds in a step; None where no whole step had it."""
+        seconds = self.stages.get(stage)
+        return seconds / gpus / self.count if seconds else None
+
+
 class Gatherer:
     """Takes a record line by line."""
 
@@ -154,12 +187,16 @@ class Gatherer:
         self._before: dict[str, str] = {}
         """GPU -> its stage at the sample before."""
         self._stages: dict[str, _Stage] = {}
+        self._whole = _WholeSteps()
 
     def take(self, record: Record) -> None:
         """Take one line, in order of time."""
+        before = self.diagnosis.history.step
         self.diagnosis.feed(record)
         if isinstance(record, GpuLine):
             self._sample(record)
+        if self.diagnosis.history.step != before:
+            self._whole.end(self.diagnosis.history)
 
     def _sample(self, line: GpuLine) -> None:
         gpu = self.diagnosis.history.gpus.get(line.uuid)
@@ -198,10 +235,11 @@ class Gatherer:
             seconds=max(self._axis.end, history.t),
             width_seconds=self._axis.width,
             gpus=tuple(self._gpu(uuid, findings) for uuid in self._ordered()),
-            stages=self._stage_rows(steps),
+            stages=self._stage_rows(),
             steps=steps,
-            step_seconds=history.usual_step_seconds(),
+            step_seconds=self._whole.seconds / self._whole.count if self._whole.count else None,
             findings=findings,
+            coverage=coverage(history),
             unjudged=unjudged(history),
             only_looked=only_looked(history),
             complaints=tuple(complaints),
@@ -228,7 +266,7 @@ class Gatherer:
             reasons=tuple(dict.fromkeys(t.finding.reason for t in findings if uuid in t.finding.scope.gpus)),
         )
 
-    def _stage_rows(self, steps: int) -> tuple[StageRow, ...]:
+    def _stage_rows(self) -> tuple[StageRow, ...]:
         everything = sum(stage.whole.seconds for stage in self._stages.values())
         gpus = max(1, len(self._tracks))
         rows = [
@@ -237,7 +275,7 @@ class Gatherer:
                 role=max(stage.roles, key=lambda role, known=stage.roles: known[role]),  # type: ignore[misc]
                 gpu_seconds=stage.whole.seconds,
                 share=stage.whole.seconds / everything if everything else 0.0,
-                seconds_per_step=stage.whole.seconds / gpus / steps if steps else None,
+                seconds_per_step=self._whole.mean(name, gpus),
                 utilization=stage.whole.utilization,
                 memory_peak_ratio=stage.peak_ratio,
                 power_watts=(

@@ -5,14 +5,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from verl_gpumonitor import __version__
+from verl_gpumonitor.cli import not_judged
 from verl_gpumonitor.cli.findings import counted, ordered
 from verl_gpumonitor.cli.times import clock
+from verl_gpumonitor.diagnosis.thresholds import OomRisk
 from verl_gpumonitor.model import figures
 from verl_gpumonitor.model.findings import Advice, Evidence, TrackedFinding
 from verl_gpumonitor.model.vocabulary import UNKNOWN
@@ -24,6 +26,10 @@ from .tracks import Bucket
 MAX_CHARTS: Final = 16
 """GPUs that get a chart of their own; of more, those that findings name and then the busiest and the idlest."""
 MAX_ROWS: Final = 64
+BALANCED: Final = 0.15
+"""GPUs of one pool are called balanced when load and memory peaks lie within so much of the whole."""
+ROOM: Final = OomRisk().safe_ratio
+"""GPUs have room when none was ever fuller."""
 
 
 def percent(ratio: float | None) -> str:
@@ -102,7 +108,7 @@ def verdict_text(run: Run) -> str:
     if not run.gpus:
         return "No GPU is in this record."
     if run.healthy:
-        return f"Nothing was found{_balance(run)}."
+        return f"{'Nothing was found' if run.only_looked is None else 'A first look found nothing'}{_balance(run)}."
     if not run.findings:
         return f"Nothing can be said yet: {run.unjudged or 'neither load nor memory of a GPU is known'}."
     still = [tracked for tracked in run.findings if tracked.resolved is None]
@@ -111,12 +117,51 @@ def verdict_text(run: Run) -> str:
 
 
 def _balance(run: Run) -> str:
-    """Return what may be said of a run without findings: only what is known of several GPUs can be balanced."""
-    loads = [gpu for gpu in run.gpus if gpu.whole.utilization is not None]
-    memories = [gpu for gpu in run.gpus if gpu.memory_peak_ratio is not None]
-    if len(loads) < 2:
+    """Return what may be said of a run without findings, as it was measured: that no rule fires is not yet balance."""
+    loads = _measured(run, lambda gpu: gpu.whole.utilization)
+    memories = _measured(run, lambda gpu: gpu.memory_peak_ratio)
+    if len(loads.values) < 2:
         return ""
-    return ": the GPUs are balanced and have room" if len(memories) > 1 else ": the GPUs are balanced in load"
+    words = []
+    if loads.apart > BALANCED:
+        words.append(f"{loads.text} busy")
+    if memories.apart > BALANCED:
+        words.append(f"at their peak {memories.text} full")
+    if not words:
+        words.append("balanced" if memories.values else "balanced in load")
+    return f": the GPUs are {', '.join(words)}{_room(run)}"
+
+
+def _room(run: Run) -> str:
+    full = run.memory_peak_ratio
+    if full is None:
+        return ""
+    return " and have room" if full <= ROOM else f"; the fullest has {gib(run.headroom_bytes)} left"
+
+
+class _Measured(NamedTuple):
+    """One figure of all GPUs."""
+
+    values: Sequence[float]
+    apart: float
+    """Between the highest and the lowest of those that do the same work."""
+
+    @property
+    def text(self) -> str:
+        """Such as `13% to 91%`."""
+        return f"{percent(min(self.values))} to {percent(max(self.values))}"
+
+
+def _measured(run: Run, value: Callable[[GpuRun], float | None]) -> _Measured:
+    pools: dict[str, list[float]] = {}
+    for gpu in run.gpus:
+        known = value(gpu)
+        if known is not None:
+            pools.setdefault(gpu.pool, []).append(known)
+    return _Measured(
+        [known for pool in pools.values() for known in pool],
+        max((max(pool) - min(pool) for pool in pools.values()), default=0.0),
+    )
 
 
 def finding_view(tracked: TrackedFinding) -> dict[str, Any]:
@@ -204,6 +249,7 @@ def charted(run: Run) -> Sequence[GpuRun]:
 def quality(run: Run) -> list[str]:
     """Return what is not known, and what could not be read."""
     found = [f"{text[0].upper()}{text[1:]}." for text in (run.unjudged, run.only_looked) if text]
+    found += not_judged.sentences(run.coverage, {tracked.finding.reason for tracked in run.findings})
     whole = run.whole
     if not any(stage.stage not in ("unknown", "other") for stage in run.stages):
         found.append("The record tells no stages: whatever depends on them was not judged.")
