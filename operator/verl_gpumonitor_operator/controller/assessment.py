@@ -311,10 +311,11 @@ def _raise_fault(fault: Fault) -> Transition:
 
 
 def _open_telemetry(states: FindingStates, available: Availability) -> list[OpenFinding]:
+    """Return what is missing now. What has come back is over at once; that it stays there makes the Event, later."""
     return [
         OpenFinding(reason=reason, severity=Severity.INFO, message=available.message)
         for reason, alert in ((UNAVAILABLE, states.unavailable), (PARTLY, states.partial))
-        if alert.open
+        if alert.phase is AlertPhase.RAISED
     ]
 
 

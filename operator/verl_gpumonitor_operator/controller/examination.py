@@ -83,7 +83,7 @@ class Examiner:
         What the diagnosis thinks is as of when it was consulted last.
         """
         tracks = list(workload.pods())
-        gpus, summaries, telemetry = self._views(tracks, now)
+        gpus, summaries, telemetry = self._views(tracks, now, pending=phase_of(workload) is Phase.PENDING)
         ended = _is_over(workload)
         available = self._availability(workload, summaries)
         kept_health = entry.base(workload.job.uid).get("health") if ended else None
@@ -166,7 +166,9 @@ class Examiner:
             entry.thresholds = (monitor.generation, given, message)
         return entry.thresholds[1]
 
-    def _views(self, tracks: Iterable[PodTrack], now: float) -> tuple[list[GpuView], list[PodSummary], list[Telemetry]]:
+    def _views(
+        self, tracks: Iterable[PodTrack], now: float, *, pending: bool
+    ) -> tuple[list[GpuView], list[PodSummary], list[Telemetry]]:
         gpus: list[GpuView] = []
         summaries: list[PodSummary] = []
         seen: list[Telemetry] = []
@@ -175,7 +177,7 @@ class Examiner:
         for track in tracks:
             own = self._gpus_of(track, now)
             gpus += own
-            summary = self._summary(track, own, now)
+            summary = self._summary(track, own, now, pending=pending)
             if track.record.gpus_requested > 0 or (track.is_head and any_gpus):
                 summaries.append(summary)
             if (
@@ -213,7 +215,7 @@ class Examiner:
             for report in telemetry.gpus
         ]
 
-    def _summary(self, track: PodTrack, own: list[GpuView], now: float) -> PodSummary:
+    def _summary(self, track: PodTrack, own: list[GpuView], now: float, *, pending: bool) -> PodSummary:
         verdict = judge(
             track.record,
             track.telemetry,
@@ -222,6 +224,7 @@ class Examiner:
             patience=self._patience,
             images=self._settings.images,
             opted_out=self._namespaces.inject(track.record.namespace) == DISABLED,
+            pending=pending,
         )
         return PodSummary(
             name=track.record.name,

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from verl_gpumonitor.diagnosis.xids import LOST
 from verl_gpumonitor.model import wiring
+from verl_gpumonitor.model.kubernetes import RAY_CLUSTER
 from verl_gpumonitor.model.report import GpuReport, Report, StageNow, StageQuality
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source, UnavailableReason
 from verl_gpumonitor_operator.settings import Images
@@ -90,10 +91,17 @@ class Verdict:
     reason: str | None = None
     """CamelCase, with UNMONITORED alone."""
     message: str | None = None
+    """What is waited for or missing, in a sentence; None where there is nothing to say."""
 
 
 MONITORED: Final = Verdict(seen=Seen.MONITORED)
 WAITING: Final = Verdict(seen=Seen.WAITING)
+AWAITING_CONTAINER: Final = Verdict(
+    seen=Seen.WAITING, message="The job's own container has not started, so that nobody can say which GPUs are its."
+)
+AWAITING_RAY: Final = Verdict(
+    seen=Seen.WAITING, message="Ray has not started yet, which says which GPUs are the pod's, or shows them itself."
+)
 DONE: Final = Verdict(seen=Seen.DONE)
 
 NOT_INJECTED_MESSAGE: Final = (
@@ -101,6 +109,18 @@ NOT_INJECTED_MESSAGE: Final = (
     "only a new pod can be monitored."
 )
 OPTED_OUT: Final = "OptedOut"
+RAY_SECONDS: Final = 180.0
+"""So long after its container's start Ray may take to name a pod's GPUs: verl's images need up to a minute until Ray's
+agent and the head's dashboard answer, and a slow disk some more."""
+RAY_PENDING_SECONDS: Final = 600.0
+"""The same while the job does not run: a container that installs packages first starts its Ray late."""
+BY_RAY: Final = (
+    UnavailableReason.OWNERSHIP_UNKNOWN,
+    UnavailableReason.NO_LIBRARY,
+    UnavailableReason.NO_DEVICE_ACCESS,
+    UnavailableReason.DRIVER_NOT_LOADED,
+)
+"""What Ray ends once it answers: it names a pod's GPUs, and shows them where the sidecar has no driver."""
 WITHOUT_DRIVER: Final = (UnavailableReason.NO_LIBRARY, UnavailableReason.NO_DEVICE_ACCESS)
 """What the sidecar says where no GPU runtime has given it the driver, as with our operator image it never does."""
 STANDS_IN: Final = {
@@ -125,8 +145,9 @@ def judge(
     patience: Patience,
     images: Images,
     opted_out: bool = False,
+    pending: bool = False,
 ) -> Verdict:
-    """Say how well a pod is seen. `images`: ours, by which a rescued pod is known.
+    """Say how well a pod is seen. `images`: ours, by which a rescued pod is known. `pending`: its job does not run yet.
 
     `now` and `listening_since` are Unix seconds; the latter is when this controller began to take reports, because
     silence before that is its own. `opted_out`: the namespace is, so that the webhook was not even asked.
@@ -140,7 +161,7 @@ def judge(
     if pod.injected is None:
         return not_injected(pod.skip_reason, opted_out=opted_out)
     if heard and telemetry is not None:
-        return _of_report(pod, telemetry, images)
+        return _of_report(pod, telemetry, images, now=now, pending=pending)
     if stand_in_of(pod, images) is StandIn.MAIN and cause_of(pod) is None and _started(pod):
         return _rescued(StandIn.MAIN)
     return _silent(pod, telemetry, silent_for=_silence(pod, telemetry, now, listening_since), patience=patience)
@@ -163,13 +184,32 @@ def _rescued(stand_in: StandIn) -> Verdict:
     return Verdict(seen=Seen.UNMONITORED, reason=RESCUED, message=f"{STANDS_IN[stand_in]} {LOOK_AT_THE_EVENT}")
 
 
-def _of_report(pod: PodRecord, telemetry: Telemetry, images: Images) -> Verdict:
+def _of_report(pod: PodRecord, telemetry: Telemetry, images: Images, *, now: float, pending: bool) -> Verdict:
     if telemetry.unavailable is None or pod.gpus_requested == 0:
         return MONITORED
     if telemetry.unavailable in WITHOUT_DRIVER and stand_in_of(pod, images) is StandIn.OPERATOR:
         return _rescued(StandIn.OPERATOR)
+    awaited = _awaited(pod, telemetry.unavailable, now=now, pending=pending)
+    if awaited is not None:
+        return awaited
     message = telemetry.message or f"The sidecar says {telemetry.unavailable.value}."
     return Verdict(seen=Seen.UNMONITORED, reason=telemetry.unavailable.value, message=message)
+
+
+def _awaited(pod: PodRecord, unavailable: UnavailableReason, *, now: float, pending: bool) -> Verdict | None:
+    """Return what a pod waits for that would end what is missing; None where it is time to say that it is missing.
+
+    The sidecar starts before the job's own container, whose image may take minutes to be pulled.
+    """
+    ray = RAY_CLUSTER in pod.labels
+    if unavailable not in BY_RAY or not (ray or unavailable is UnavailableReason.OWNERSHIP_UNKNOWN):
+        return None
+    main = pod.main
+    if main is not None and main.phase is ContainerPhase.WAITING:
+        return AWAITING_CONTAINER
+    started = main.started_at if main is not None else None
+    patience = RAY_PENDING_SECONDS if pending else RAY_SECONDS
+    return AWAITING_RAY if ray and started is not None and now - started <= patience else None
 
 
 def _started(pod: PodRecord) -> bool:
@@ -277,7 +317,9 @@ def availability(pods: Sequence[PodSummary]) -> Availability:
     good = [pod for pod in counted if pod.verdict.seen is Seen.MONITORED]
     faulty = [(pod, gpu) for pod in good for gpu in pod.faulty]
     if not good and not bad:
-        return Availability(status="Unknown", reason=NOTHING_YET, message="No pod with GPUs has reported yet.")
+        said = (pod.verdict.message for pod in counted if pod.verdict.message)
+        message = next(said, "No pod with GPUs has reported yet.")
+        return Availability(status="Unknown", reason=NOTHING_YET, message=message)
     if not good:
         reason, message = _common_cause(bad)
         return Availability(status="False", reason=reason, message=message)

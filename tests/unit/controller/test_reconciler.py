@@ -15,10 +15,10 @@ import pytest
 from tests.unit.controller.builders import GIB, gpu, gpu_template, identity, metadata, owner_of, pod, report
 from tests.unit.controller.fakeapi import FakeApi
 from verl_gpumonitor.diagnosis import DiagnosisLimits
-from verl_gpumonitor.model.kubernetes import unix_seconds
+from verl_gpumonitor.model.kubernetes import RAY_CLUSTER, unix_seconds
 from verl_gpumonitor.model.report import GpuReport, StageCount, StageNow, StageQuality
 from verl_gpumonitor.model.stages import StageSource
-from verl_gpumonitor.model.vocabulary import GpuState, Severity
+from verl_gpumonitor.model.vocabulary import GpuState, Severity, UnavailableReason
 from verl_gpumonitor_operator.controller import ledger_text
 from verl_gpumonitor_operator.controller.clinic import Clinic
 from verl_gpumonitor_operator.controller.documents import Deployment
@@ -26,7 +26,7 @@ from verl_gpumonitor_operator.controller.events import EventRecorder
 from verl_gpumonitor_operator.controller.jobs import JobKind, timestamp
 from verl_gpumonitor_operator.controller.ledgers import Ledgers
 from verl_gpumonitor_operator.controller.namespaces import Namespaces, NamespaceSeen
-from verl_gpumonitor_operator.controller.ports import PodIdentity, PodRecord
+from verl_gpumonitor_operator.controller.ports import ContainerPhase, ContainerState, PodIdentity, PodRecord
 from verl_gpumonitor_operator.controller.reconciler import Reconciler
 from verl_gpumonitor_operator.controller.workloads import Workloads
 from verl_gpumonitor_operator.controller.writer import StatusWriter
@@ -537,6 +537,48 @@ async def test_pods_without_sidecar_are_listed_with_the_reason() -> None:
         assert life.status["health"] == "TelemetryUnavailable"
         assert life.status["gpus"]["text"] == "0/4"
         assert ("PyTorchJob", "TelemetryUnavailable", 1) in life.events
+
+
+NAMELESS: dict[str, Any] = {"gpus": [], "unavailable": UnavailableReason.OWNERSHIP_UNKNOWN}
+"""A report of GPUs that can be read, and of which nobody says whose they are."""
+
+
+def starting(life: Life, phase: str | None = None, *, main: ContainerState | None) -> None:
+    """Have a pod of a Ray cluster whose own container is in this state."""
+    life.job(phase)
+    life.pod(labels={RAY_CLUSTER: "c"}, main=main)
+
+
+async def test_a_ray_job_that_starts_is_not_called_unseen() -> None:
+    async with living() as life:
+        starting(life, main=ContainerState(phase=ContainerPhase.WAITING, reason="ContainerCreating"))
+        await life.reporting(120, **NAMELESS)
+        assert life.condition("TelemetryAvailable") == ("Unknown", "NoReportYet")
+        starting(life, "Running", main=ContainerState(phase=ContainerPhase.RUNNING, started_at=life.now))
+        await life.reporting(90, **NAMELESS)
+        assert life.status["health"] == "Unknown"
+        assert "unmonitoredPods" not in life.status
+        await life.reporting(20)
+        assert life.condition("TelemetryAvailable") == ("True", "AllReporting")
+        assert life.status["health"] == "OK"
+        assert not [reason for _, reason, _ in life.events if reason.startswith("Telemetry")]
+
+
+async def test_health_is_well_as_soon_as_all_gpus_report() -> None:
+    async with living() as life:
+        starting(life, "Running", main=ContainerState(phase=ContainerPhase.RUNNING, started_at=life.now))
+        await life.reporting(220, **NAMELESS)
+        assert life.condition("TelemetryAvailable") == ("False", "OwnershipUnknown")
+        assert life.status["health"] == "TelemetryUnavailable"
+        await life.reporting(5)
+        await life.run(5)
+        assert life.status["gpus"]["text"] == "4/4"
+        assert life.status["health"] == "OK"
+        assert "findings" not in life.status
+        told = ("PyTorchJob", "TelemetryUnavailableResolved", 1)
+        assert told not in life.events, "whether it stays is known later"
+        await life.reporting(30)
+        assert told in life.events
 
 
 async def test_silence_is_said_after_a_minute_and_old_values_are_not_shown() -> None:

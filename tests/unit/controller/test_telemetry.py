@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.controller.builders import gpu, owner_of, pod, report
+from verl_gpumonitor.model.kubernetes import RAY_CLUSTER
 from verl_gpumonitor.model.vocabulary import GpuState, UnavailableReason
 from verl_gpumonitor_operator.controller.injected import PULL_REASONS, START_REASONS
 from verl_gpumonitor_operator.controller.jobs import JobKind
@@ -205,6 +206,55 @@ def test_each_word_for_a_failure_is_said_at_once(word: str, phase: ContainerPhas
     failing = replace(POD, phase="Pending", sidecar=state(phase, word, message="It says so."))
     verdict = judge(failing, None, now=NOW, listening_since=NOW, patience=PATIENCE, images=IMAGES)
     assert verdict == Verdict(seen=Seen.UNMONITORED, reason=word, message="The sidecar cannot start: It says so.")
+
+
+RAY_POD = replace(POD, labels={RAY_CLUSTER: "c"})
+PULLING = state(ContainerPhase.WAITING, "ContainerCreating")
+
+
+def since(seconds: float) -> ContainerState:
+    return state(ContainerPhase.RUNNING, started_at=NOW - seconds)
+
+
+UNOWNED, BARE = UnavailableReason.OWNERSHIP_UNKNOWN, UnavailableReason.NO_LIBRARY
+
+
+@pytest.mark.parametrize(
+    ("record", "says", "pending", "expected"),
+    [
+        pytest.param(replace(RAY_POD, main=PULLING), UNOWNED, True, "has not started", id="its image is being pulled"),
+        pytest.param(
+            replace(RAY_POD, main=PULLING), BARE, False, "has not started", id="pulled, and Ray alone can see"
+        ),
+        pytest.param(
+            replace(POD, main=PULLING), UNOWNED, True, "has not started", id="an image of torchrun's is pulled"
+        ),
+        pytest.param(
+            replace(POD, main=PULLING), BARE, True, None, id="without Ray a missing driver is missing at once"
+        ),
+        pytest.param(replace(RAY_POD, main=since(63)), UNOWNED, False, "Ray has not", id="Ray starts"),
+        pytest.param(replace(RAY_POD, main=since(63)), BARE, False, "Ray has not", id="Ray starts, and alone can see"),
+        pytest.param(replace(RAY_POD, main=since(179)), UNOWNED, False, "Ray has not", id="Ray starts on a slow disk"),
+        pytest.param(replace(RAY_POD, main=since(181)), UNOWNED, False, None, id="it runs, and Ray names nobody"),
+        pytest.param(replace(RAY_POD, main=since(599)), UNOWNED, True, "Ray has not", id="it installs before its Ray"),
+        pytest.param(replace(RAY_POD, main=since(601)), UNOWNED, True, None, id="it installs for ever"),
+        pytest.param(replace(POD, main=since(5)), UNOWNED, False, None, id="without Ray nobody will say"),
+        pytest.param(RAY_POD, UNOWNED, False, None, id="the kubelet says nothing of the container"),
+        pytest.param(
+            replace(RAY_POD, main=since(5)), UnavailableReason.NVML_ERROR, False, None, id="Ray ends no error of NVML"
+        ),
+    ],
+)
+def test_what_ray_will_say_is_waited_for(
+    record: PodRecord, says: UnavailableReason, pending: bool, expected: str | None
+) -> None:
+    verdict = judge(
+        record, telemetry(5.0, says), now=NOW, listening_since=0.0, patience=PATIENCE, images=IMAGES, pending=pending
+    )
+    assert verdict.seen is (Seen.UNMONITORED if expected is None else Seen.WAITING)
+    found = availability([summary("m", verdict)])
+    assert found.status == ("False" if expected is None else "Unknown")
+    assert expected is None or expected in found.message
 
 
 def test_a_text_about_silence_does_not_change_by_itself() -> None:
