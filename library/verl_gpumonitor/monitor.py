@@ -14,6 +14,7 @@ driver that hangs. In a pod with our sidecar its marks go there by themselves.
 """
 
 import atexit
+import errno
 import logging
 import os
 import sys
@@ -368,13 +369,17 @@ class _Sink:
 
     def _append(self, sample: ResourceSample) -> None:
         # Opened each time, so that a rotated file is left, and a child shares nothing with its parent.
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             csv = self._path.suffix == ".csv"
             text = _csv(sample) if csv else msgspec.json.encode(sample).decode() + "\n"
-            if csv and os.fstat(descriptor).st_size == 0:
-                text = ",".join(self.COLUMNS) + "\n" + text
-            os.write(descriptor, text.encode())
+            size = os.fstat(descriptor).st_size
+            if size == 0:
+                text = ",".join(self.COLUMNS) + "\n" + text if csv else text
+            elif os.pread(descriptor, 1, size - 1) != b"\n":
+                text = "\n" + text  # a disk that was full left half a line
+            if os.write(descriptor, text.encode()) < len(text.encode()):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
 

@@ -119,6 +119,8 @@ def rows_of(lines: Iterable[bytes], problems: Problems) -> Iterator[Row]:
         passed += [text.strip()] if text.strip() else []
         if number >= _BEFORE_HEAD:
             break
+    if not passed:
+        raise NotATrace(f"it is empty; {GUIDE}")
     raise NotATrace(
         "the first line is no head of a GPU log: it needs index, uuid or pci.bus_id, and utilization.gpu or"
         f" memory.used, and has {_shown(passed)}; {GUIDE}"
@@ -126,8 +128,7 @@ def rows_of(lines: Iterable[bytes], problems: Problems) -> Iterator[Row]:
 
 
 def _shown(passed: Sequence[str]) -> str:
-    text = "".join(sign if sign.isprintable() else " " for sign in passed[0]) if passed else ""
-    return text[:200] or "nothing"
+    return "".join(sign if sign.isprintable() else " " for sign in passed[0][:200])
 
 
 def _numbered(lines: Iterable[bytes], problems: Problems) -> Iterator[tuple[int, bytes]]:

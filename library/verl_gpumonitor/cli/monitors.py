@@ -297,9 +297,9 @@ def parse(document: bytes, *, name: str | None = None) -> GPUMonitor:
     if len(found) > 1:
         raise TraceError(f"has {len(found)} GPUMonitors: {_named(found)}; choose one with --name")
     try:
-        # Not strict: of YAML all values are texts here.
-        return msgspec.convert(found[0], GPUMonitor, strict=False)
-    except msgspec.ValidationError as error:
+        # Not strict: of YAML all values are texts here. Nested too deep is nobody's object.
+        return msgspec.convert(_known(found[0]), GPUMonitor, strict=False)
+    except (msgspec.ValidationError, RecursionError) as error:
         raise TraceError(f"is no GPUMonitor as the operator writes it: {error}") from error
 
 
@@ -322,6 +322,17 @@ def _decoded(document: bytes) -> Any:
         return yaml.load(document, Loader=yaml.BaseLoader)  # noqa: S506 - it makes texts, lists and mappings alone
     except (yaml.YAMLError, RecursionError) as error:
         raise TraceError(f"is broken YAML: {str(error).splitlines()[0]}") from error
+
+
+def _known(value: Any) -> Any:
+    """Return it without what is null or empty, which is as if it were absent; YAML's null is a text here."""
+    if isinstance(value, dict):
+        return {key: _known(item) for key, item in value.items() if not _is_null(item)}
+    return [_known(item) for item in value if not _is_null(item)] if isinstance(value, list) else value
+
+
+def _is_null(value: Any) -> bool:
+    return value is None or value in ("", "~", "null")
 
 
 def _objects(document: Any) -> list[dict[str, Any]]:

@@ -281,6 +281,12 @@ def test_what_is_no_log_is_refused_with_what_to_do(text: bytes) -> None:
         read(text)
 
 
+@pytest.mark.parametrize("text", [b"", b"\n\n", b"\0\0\n"])
+def test_of_an_empty_file_it_is_said_that_it_is_empty(text: bytes) -> None:
+    with pytest.raises(NotATrace, match="it is empty"):
+        read(text)
+
+
 @given(st.binary(max_size=400))
 def test_no_bytes_raise_anything_else(data: bytes) -> None:
     with contextlib.suppress(NotATrace):

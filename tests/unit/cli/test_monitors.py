@@ -32,6 +32,23 @@ def gpumon(*arguments: str, stdin: str = "") -> Result:
     return CliRunner().invoke(main, arguments, input=stdin)
 
 
+@pytest.mark.parametrize("absent", ["null", "~", ""])
+def test_null_is_absent(absent: str) -> None:
+    """Who edits by hand, and who prints what was cleared, leave such fields."""
+    text = "apiVersion: gpumonitor.dev/v1alpha1\nkind: GPUMonitor\nmetadata: {name: x}\nstatus:\n" + "".join(
+        f"  {key}: {absent}\n" for key in ("findings", "gpus", "utilization", "step", "previousRun")
+    )
+    found = monitors.parse(text.encode())
+    assert (found.status.findings, found.status.step, found.status.utilization.mean) == ([], None, None)
+    assert monitors.parse(text.partition("\n  findings")[0].encode() + f" {absent}\n".encode()).status.phase is None
+
+
+def test_what_powershell_saves_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "monitor.yaml"
+    path.write_bytes(f"# of today\n{gpumonitors.as_yaml(monitor())}".encode("utf-16"))
+    assert gpumon("diagnose", str(path)).exit_code == 0
+
+
 def test_yaml_and_json_say_the_same() -> None:
     document = monitor()
     by_yaml = monitors.parse(gpumonitors.as_yaml(document).encode())

@@ -279,6 +279,25 @@ def test_jsonl_comes_back_as_it_was(tmp_path: Path, reader: FakeReader) -> None:
     assert found == samples
 
 
+@pytest.mark.parametrize("ending", [".csv", ".jsonl"])
+def test_half_a_line_that_a_full_disk_left_spoils_no_other(
+    tmp_path: Path, reader: FakeReader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ending: str
+) -> None:
+    path = tmp_path / f"resources{ending}"
+    written = ResourceMonitor(path=path, marks=False)
+    written._gpus = _Gpus(lambda: reader)
+    written.log("one")
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda descriptor, text: write(descriptor, text[:20]))
+        written.log("two")
+    written.log("three")
+    lines = path.read_text().splitlines()
+    assert [label for label in ("one", "two", "three") if any(label in line for line in lines)] == ["one", "three"]
+    assert len(lines) == (4 if ending == ".csv" else 3)
+    assert sum("is not written: [Errno 28]" in record.getMessage() for record in caplog.records) == 1
+
+
 def test_a_file_that_cannot_be_written_is_said_once(
     tmp_path: Path, reader: FakeReader, caplog: pytest.LogCaptureFixture
 ) -> None:
