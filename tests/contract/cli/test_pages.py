@@ -11,8 +11,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, sync_playwright
 
+from tests.scenarios.score import VISIBLE
 from tests.unit.cli import gpumonitors, logs
-from tests.unit.cli.test_reports import gpumon
+from tests.unit.cli.test_reports import gpumon, hostile_trace
 
 pytestmark = pytest.mark.slow
 
@@ -31,13 +32,20 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A report of a log, one of a GPUMonitor, and a comparison."""
+    """Reports of logs, of a record with stages, of odd names and of a GPUMonitor, and comparisons."""
     folder = tmp_path_factory.mktemp("pages")
     before, after = str(logs.before(folder)), str(logs.after(folder))
     gpumon("report", before, "-o", str(folder / "report.html"))
     gpumon("compare", before, after, "-o", str(folder / "compare.html"))
+    recorded = (str(VISIBLE / f"{name}.jsonl.gz") for name in ("seed-hot-gpu0", "seed-after-fix"))
+    gpumon("compare", *recorded, "-o", str(folder / "stages.html"))
+    gpumon("report", str(VISIBLE / "hot-gpu-throttles.jsonl.gz"), "-o", str(folder / "throttles.html"))
+    minute = logs.guide_log(folder / "minute.csv", [85, 11, 10, 12], [78, 19, 18, 20], rounds=12)
+    gpumon("report", str(minute), "-o", str(folder / "minute.html"))
+    named = hostile_trace(folder, name="<img src=x onerror=alert(1)>" + "a-name-without-an-end-" * 20)
+    gpumon("report", str(named), "-o", str(folder / "named.html"))
     gpumon("report", str(gpumonitors.write(folder, gpumonitors.monitor())), "-o", str(folder / "monitor.html"))
-    return {name: folder / f"{name}.html" for name in ("report", "compare", "monitor")}
+    return {path.stem: path for path in folder.glob("*.html")}
 
 
 @pytest.mark.parametrize(
@@ -46,6 +54,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         pytest.param("report", 1200, "light", id="a report on a desk"),
         pytest.param("report", 380, "dark", id="a report on a phone at night"),
         pytest.param("compare", 380, "light", id="a comparison on a phone"),
+        pytest.param("stages", 1200, "light", id="a comparison of stages on a desk"),
+        pytest.param("stages", 380, "dark", id="a comparison of stages on a phone at night"),
+        pytest.param("throttles", 380, "light", id="a report with stages on a phone"),
+        pytest.param("minute", 380, "light", id="a first look on a phone"),
+        pytest.param("named", 1200, "light", id="names that want to be markup on a desk"),
+        pytest.param("named", 380, "dark", id="names without an end on a phone at night"),
         pytest.param("monitor", 1200, "dark", id="a GPUMonitor on a desk at night"),
         pytest.param("monitor", 380, "light", id="a GPUMonitor on a phone"),
     ],
@@ -64,6 +78,6 @@ def test_a_page_is_readable_and_quiet(
     # Contrast, labels, order of headings: what the rules of WCAG say.
     violations = Axe().run(page).response["violations"]
     assert [(one["id"], one["nodes"][0]["html"]) for one in violations] == []
-    assert page.locator("figure svg").count() >= (1 if name == "monitor" else 4)
+    assert page.locator("figure svg").count() >= (1 if name == "monitor" else 3)
     assert said == []
     context.close()
