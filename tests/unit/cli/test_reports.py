@@ -4,6 +4,7 @@
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -195,6 +196,20 @@ def test_balance_and_room_are_claimed_only_where_they_were_measured(
     assert ("balanced" in says) == ("balanced" in verdict_text(run))
     assert says in verdict_text(run)
     assert "Too short to judge LowUtilization (needs 14 min)" in html(run)
+
+
+@pytest.mark.parametrize("seconds", [1, 5])
+def test_charts_of_a_short_log_have_lines_and_no_empty_columns(seconds: int, tmp_path: Path) -> None:
+    rows = [f"{seconds * at},{index},50,40960,81920" for at in range(120) for index in range(2)]
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["timestamp,index,utilization.gpu,memory.used,memory.total", *rows]) + "\n")
+    page = html(run_of(path))
+    assert page.count("<polyline") == 4
+    assert "<circle" not in page
+    (load_map,) = re.findall(r'<svg[^>]*aria-label="Load of each GPU over time">(.*?)</svg>', page)
+    spans = [(float(x), float(width)) for x, width in re.findall(r'x="([\d.]+)" y="0" width="([\d.]+)"', load_map)]
+    assert len(spans) > 10
+    assert all(x + width == pytest.approx(after, abs=0.3) for (x, width), (after, _) in pairwise(spans))
 
 
 def test_only_what_is_known_is_called_balanced(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buckets of a run: whatever is joined, no second and no peak is lost, and there are never too many."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,3 +71,41 @@ def test_stage_runs(points: list[tuple[float, Bucket]], expected: list[tuple[flo
 )
 def test_time_ticks(seconds: float, expected: list[float]) -> None:
     assert time_ticks(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("apart", "late", "width"),
+    [
+        pytest.param(1.0, 0.05, 2.0, id="a second"),
+        pytest.param(5.0, 0.0, 8.0, id="five"),
+        pytest.param(10.0, 0.5, 16.0, id="ten, now and then late"),
+    ],
+)
+def test_a_bucket_is_as_wide_as_samples_are_apart(apart: float, late: float, width: float) -> None:
+    """A row each second with columns in between that are empty would look like a lost second."""
+    axis = Axis()
+    track = axis.track()
+    for number in range(1, 40):
+        track.add(number * apart + late * (number % 2), Seen(seconds=apart, stage="gen", utilization=0.5))
+    axis.settle()
+    begins = [begin for begin, _ in track]
+    assert axis.width == width
+    assert all(after - before == width for before, after in pairwise(begins))
+
+
+def test_a_gap_makes_no_bucket_wider() -> None:
+    axis = Axis()
+    track = axis.track()
+    for t in (*range(1, 30), 600, *range(601, 630)):
+        track.add(float(t), Seen(seconds=1.0 if t != 600 else 571.0, stage="gen", utilization=0.5))
+    axis.settle()
+    assert axis.width == 4.0
+
+
+def test_two_samples_leave_one_bucket_at_least() -> None:
+    axis = Axis()
+    track = axis.track()
+    for t in (0.0, 300.0):
+        track.add(t, Seen(seconds=t, stage="gen", utilization=0.5))
+    axis.settle()
+    assert len(list(track)) == 1

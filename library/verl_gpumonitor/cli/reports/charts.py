@@ -21,6 +21,8 @@ LEFT, RIGHT, TOP, BOTTOM = 34, 6, 6, 20
 PLOT_HEIGHT: Final = 92
 CLEAR_SHARE: Final = 0.6
 """A stretch gets a stage's colour as its background when the stage takes so much of it."""
+_JOINED: Final = 2.5
+"""Points that are so many stretches apart, or less, are joined: one sample may have come late."""
 KNOWN_STAGES: Final = (
     "gen",
     "reward",
@@ -113,7 +115,7 @@ def _pieces(
         if found is None:
             last = None
             continue
-        if last is None or t - last > 1.5 * width_seconds:
+        if last is None or t - last > _JOINED * width_seconds:
             pieces.append([])
         pieces[-1].append((t + width_seconds / 2, found))
         last = t

@@ -230,6 +230,7 @@ class Gatherer:
         history = self.diagnosis.history
         findings = tuple(advised(self.diagnosis, first_look(self.diagnosis)))
         steps = max(len(history.step_ends), history.step) if history.step_ends else 0
+        self._axis.settle()
         return Run(
             header=history.header,
             seconds=max(self._axis.end, history.t),

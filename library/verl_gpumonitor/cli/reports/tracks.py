@@ -3,9 +3,12 @@
 """A run over time in a fixed number of buckets, however long it is, filled as the record goes by. Pure.
 
 Nobody knows beforehand how long a record is. Buckets begin with a second and are joined in pairs whenever they become
-too many, so that a day of samples takes no more memory than an hour.
+too many, so that a day of samples takes no more memory than an hour; and at the end once more until they are as wide as
+samples are apart, so that none is empty only because the next sample was yet to come.
 """
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -14,6 +17,10 @@ import msgspec
 MAX_BUCKETS: Final = 240
 MAX_GAP_SECONDS: Final = 900.0
 """A sample speaks for the time since the one before, but not for more than this."""
+_LATE: Final = 1.2
+"""Samples may come so much later than they usually do."""
+_USUAL_SHARE: Final = 0.9
+"""Of all samples, so many are as far apart as they usually are, or less."""
 
 
 class Bucket(msgspec.Struct, kw_only=True):
@@ -83,6 +90,8 @@ class Axis:
         self.end = 0.0
         self._max = max_buckets
         self._tracks: list[Track] = []
+        self._apart: Counter[int] = Counter()
+        """Widths as powers of two -> samples that need them."""
 
     def track(self) -> "Track":
         """Return a new track on this axis."""
@@ -94,10 +103,29 @@ class Axis:
         """Return the bucket of a time, after making room for it."""
         self.end = max(self.end, t)
         while t >= self.width * self._max:
-            self.width *= 2
-            for track in self._tracks:
-                track.halve()
+            self._widen()
         return int(t / self.width)
+
+    def note(self, seconds: float) -> None:
+        """Note how far a sample is from the one before."""
+        if 0 < seconds <= MAX_GAP_SECONDS:
+            self._apart[max(0, math.ceil(math.log2(_LATE * seconds)))] += 1
+
+    def settle(self) -> None:
+        """Make buckets at least as wide as samples are usually apart. Call it after the last sample."""
+        count = self._apart.total()
+        seen = 0
+        for power in sorted(self._apart):
+            seen += self._apart[power]
+            if seen >= _USUAL_SHARE * count:
+                while self.width < min(2.0**power, self.end):
+                    self._widen()
+                return
+
+    def _widen(self) -> None:
+        self.width *= 2
+        for track in self._tracks:
+            track.halve()
 
 
 class Track:
@@ -110,6 +138,7 @@ class Track:
     def add(self, t: float, seen: Seen) -> None:
         """Take one sample."""
         number = self._axis.reach(t)
+        self._axis.note(seen.seconds)
         bucket = self._buckets.setdefault(number, Bucket(stages={}))
         seconds = min(max(0.0, seen.seconds), MAX_GAP_SECONDS)
         bucket.seconds += seconds
