@@ -92,6 +92,35 @@ time.sleep(float(sys.argv[1]))
 """A program that holds GPUs: seconds, utilisation of each, GiB of each. SIGTERM ends it at once."""
 
 
+CONTEXTS = """
+import multiprocessing, signal, sys, time
+import simgpu
+
+def rank(own):
+    gpus = [simgpu.Gpu(own), *([simgpu.Gpu(0)] if own else [])]
+    gpus[0].allocate(20 * 2**30)
+    if own:
+        gpus[1].allocate(2**29)
+    gpus[0].busy(0.7)
+    time.sleep(float(sys.argv[1]))
+    if own:
+        gpus[1].close()
+    time.sleep(3600)
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+ranks = [multiprocessing.Process(target=rank, args=(own,), daemon=True) for own in range(len(simgpu.visible_gpus()))]
+for one in ranks:
+    one.start()
+time.sleep(3600)
+"""
+"""A process for each GPU; all but the first have a context on GPU 0 as well, for so many seconds."""
+
+
+def contexts(seconds: float) -> list[str]:
+    """Command line of CONTEXTS."""
+    return ["python3", "-c", CONTEXTS, str(seconds)]
+
+
 def hold(seconds: float, *, utilization: list[float], used_gib: list[float]) -> list[str]:
     """Command line of HOLD."""
     joined = [",".join(map(str, values)) for values in (utilization, used_gib)]

@@ -55,6 +55,25 @@ def test_what_must_stay_silent(kubectl: Kubectl, namespace: str, shape: dict[str
     assert condition(found, "Imbalanced")["status"] == "False"
 
 
+def test_contexts_on_gpu_0_are_found_and_over_once_they_are_gone(kubectl: Kubectl, namespace: str) -> None:
+    name, kind = "contexts", "ForeignGPUMemory"
+    command = jobs.contexts(240)
+    kubectl.apply(jobs.pytorchjob(name, command=command, gpus=4, shared_processes=True), namespace)
+    monitors.await_gpus(kubectl, name, namespace, "4/4")
+    found = monitors.await_condition(kubectl, name, namespace, kind, value="True", reason="ForeignProcess", within=180)
+    assert "3 processes of other ranks" in found["message"]
+    assert "ForeignProcess" in kubectl.run("describe", "pytorchjob", name, "-n", namespace)
+    monitors.await_condition(kubectl, name, namespace, kind, value="False", reason="NotDetected", within=300)
+
+
+def test_without_a_shared_namespace_foreign_processes_are_unknown(kubectl: Kubectl, namespace: str) -> None:
+    """Of a whole node the GPUs are known without looking at processes."""
+    name, kind = "apart", "ForeignGPUMemory"
+    kubectl.apply(jobs.pytorchjob(name, command=jobs.hold(300, **EVEN), gpus=8), namespace)
+    monitors.await_gpus(kubectl, name, namespace, "8/8")
+    monitors.await_condition(kubectl, name, namespace, kind, value="Unknown", reason="NoProcessLists")
+
+
 SETTINGS = (
     "data.max_prompt_length=1024",
     "data.max_response_length=2048",

@@ -117,6 +117,25 @@ async def test_a_foreign_process_is_found_and_over_when_it_has_gone(lists: list[
         assert told(life, "ForeignProcessResolved") == ["GPUMonitor", "PyTorchJob"]
 
 
+SPREAD = [
+    GpuProcesses(place, [ProcessReport(100, int(size * GIB), "python3 serve.py")])
+    for place, size in enumerate((70.0, 18.0, 18.5, 19.0))
+]
+"""One process leads all four GPUs, and has most on the first."""
+TOUCHED = [RANKS[0], *(GpuProcesses(n, [*RANKS[n].processes, ProcessReport(100, GIB // 2)]) for n in (1, 2, 3))]
+"""The first rank has a context on each other's GPU, too."""
+
+
+@pytest.mark.parametrize(
+    ("lists", "found"), [(SPREAD, "False"), (TOUCHED, "True")], ids=["it computes on all", "it has only touched them"]
+)
+async def test_a_process_on_several_gpus(lists: list[GpuProcesses], found: str) -> None:
+    async with living(clinic=clinic()) as life:
+        start(life)
+        await steps(life, 3, lists=lists)
+        assert life.condition("ForeignGPUMemory")[0] == found
+
+
 async def test_memory_that_no_listed_process_holds_is_nobodys() -> None:
     """35 GiB are in use on each GPU, of which lists explain 30, or none at all."""
     async with living(clinic=clinic()) as life:
