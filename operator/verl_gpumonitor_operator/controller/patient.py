@@ -164,7 +164,7 @@ class Patient:
         self._container(chart, track.record, t)
         self._follow(chart, track, report, room)
         self._stage(workload, name, report, t)
-        holders = holders_of(report)
+        holders = holders_of(report) if chart.gpus else {}
         for gpu in report.gpus:
             if gpu.uuid in chart.gpus:
                 self._gpu(chart, name, gpu, t)

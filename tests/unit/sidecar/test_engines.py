@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from tests.unit.sidecar.test_reports import SENDER, TURN
 from tests.unit.sidecar.test_staging import START, STEP, World
-from verl_gpumonitor.model.report import MAX_BYTES, MAX_PROCESSES, GpuProcesses, StepEngine, decode_report, encode
+from verl_gpumonitor.model.report import (
+    MAX_BYTES,
+    MAX_GPUS,
+    MAX_PROCESSES,
+    MAX_REPORT_BYTES,
+    GpuProcesses,
+    StepEngine,
+    decode_report,
+    encode,
+)
 from verl_gpumonitor.model.samples import GpuCounters, GpuProcess, GpuSample
 from verl_gpumonitor.model.stages import StageInterval
 from verl_gpumonitor.model.vocabulary import GpuState, Source
@@ -66,6 +75,14 @@ def test_an_empty_list_is_told_and_one_that_cannot_be_had_is_not() -> None:
 
 def test_lists_that_cannot_be_believed_are_not_told() -> None:
     assert told(sample("GPU-a", (7, GIB)), programs=None) == []
+
+
+def test_the_longest_lists_of_the_largest_node_leave_room_for_the_rest() -> None:
+    crowd = [sample(f"GPU-{n}", *((n * 100 + pid, 2**37) for pid in range(1, 41))) for n in range(MAX_GPUS)]
+    programs = {pid: "x" * 64 for pid in range(100 * MAX_GPUS)}
+    report = build(SENDER, state(*crowd, programs=programs), TURN)
+    assert len(report.gpu_processes) == MAX_GPUS
+    assert len(encode(report)) < MAX_REPORT_BYTES / 3
 
 
 @given(
