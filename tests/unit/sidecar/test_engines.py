@@ -79,7 +79,7 @@ def test_lists_that_cannot_be_believed_are_not_told() -> None:
 
 def test_the_longest_lists_of_the_largest_node_leave_room_for_the_rest() -> None:
     crowd = [sample(f"GPU-{n}", *((n * 100 + pid, 2**37) for pid in range(1, 41))) for n in range(MAX_GPUS)]
-    programs = {pid: "x" * 64 for pid in range(100 * MAX_GPUS)}
+    programs = dict.fromkeys(range(100 * MAX_GPUS), "x" * 64)
     report = build(SENDER, state(*crowd, programs=programs), TURN)
     assert len(report.gpu_processes) == MAX_GPUS
     assert len(encode(report)) < MAX_REPORT_BYTES / 3
