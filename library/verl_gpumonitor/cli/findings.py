@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Findings for others: as JSON (`gpumonitor-findings/1`, public) and as a report that a person reads."""
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -18,6 +19,9 @@ from .times import clock
 
 FINDINGS_FORMAT: Final = "gpumonitor-findings/1"
 WIDTH: Final = 100
+MAX_ALSO: Final = 8
+"""Messages of a group beside the first."""
+_FIGURES: Final = re.compile(r"GPU-[\w-]+|MIG-[\w-]+|\d+(?:\.\d+)?")
 _SEVERITIES: Final = (Severity.CRITICAL, Severity.WARNING, Severity.INFO)
 
 
@@ -66,8 +70,8 @@ def report(
     be judged, which come last.
     """
     lines = [_title(header), _extent(header, end), ""]
-    for tracked in ordered(findings):
-        lines += [*_block(tracked), ""]
+    for group in grouped(findings):
+        lines += [*_block(group), ""]
     if not findings:
         lines += [*wrapped(silence, ""), ""]
     for note in notes:
@@ -121,10 +125,74 @@ def _gravity(tracked: TrackedFinding) -> tuple[bool, int, int, float]:
     )
 
 
-def _block(tracked: TrackedFinding) -> Iterator[str]:
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Findings that differ only in whom they name."""
+
+    first: TrackedFinding
+    """With advice that no group before it has."""
+    also: tuple[str, ...] = ()
+    """Messages of the others; of many, how many more there are."""
+
+
+def grouped(findings: Iterable[TrackedFinding]) -> list[Group]:
+    """Return the findings in the order in which one reads them, those that differ only in their GPU as one.
+
+    Each piece of advice is given once: where it fits a later finding too, that says so in a line.
+    """
+    alike: dict[tuple[object, ...], list[TrackedFinding]] = {}
+    for tracked in ordered(findings):
+        alike.setdefault(_kind(tracked), []).append(tracked)
+    given: set[Advice] = set()
+    return [
+        Group(first=_said_once(first, given), also=_also([tracked.finding.message for tracked in others]))
+        for first, *others in alike.values()
+    ]
+
+
+def _kind(tracked: TrackedFinding) -> tuple[object, ...]:
+    """Return all of a finding but whom it names and its figures."""
+    finding = tracked.finding
+    message = finding.message
+    for pod in sorted(finding.scope.pods, key=len, reverse=True):
+        message = message.replace(pod, "")
+    is_open = tracked.resolved is None
+    return is_open, finding.severity, finding.reason, finding.scope.stage, _FIGURES.sub("", message)
+
+
+def _also(messages: Sequence[str]) -> tuple[str, ...]:
+    if len(messages) <= MAX_ALSO:
+        return tuple(messages)
+    return (*messages[: MAX_ALSO - 1], f"... and {len(messages) - MAX_ALSO + 1} more like these")
+
+
+def _said_once(tracked: TrackedFinding, given: set[Advice]) -> TrackedFinding:
+    """Return a finding with what was advised before as one line. `given` grows by what is new."""
+    finding = tracked.finding
+    kept = [advice for advice in finding.advice if _words(advice) not in given]
+    again = [advice.parameter or shorten(advice.text, 60) for advice in finding.advice if advice not in kept]
+    given.update(_words(advice) for advice in kept)
+    if again:
+        kept.append(Advice(parameter=None, text=f"As said above: {', '.join(again)}"))
+    return msgspec.structs.replace(tracked, finding=msgspec.structs.replace(finding, advice=tuple(kept)))
+
+
+def _words(advice: Advice) -> Advice:
+    """Return it as it is read: why it is given, and how sure it is, may differ."""
+    return msgspec.structs.replace(advice, reason="", confidence="")
+
+
+def shorten(text: str, width: int) -> str:
+    """Return the first words of a text."""
+    return textwrap.shorten(text, width, placeholder=" ...")
+
+
+def _block(group: Group) -> Iterator[str]:
+    tracked = group.first
     finding = tracked.finding
     yield f"{finding.severity.upper()}  {finding.reason}{stage_text(finding.scope.stage)}  {_life(tracked)}"
     yield from wrapped(finding.message, "  ")
+    for message in group.also:
+        yield from wrapped(f"Also: {message}" if not message.startswith("...") else message, "  ")
     explains = finding.evidence.get("explains")
     if explains:
         yield from wrapped(f"It also explains: {explains}.", "  ")
@@ -140,14 +208,19 @@ def _life(tracked: TrackedFinding) -> str:
 def advice_lines(advice: Advice) -> Iterator[str]:
     """Yield one piece of advice: the change, why, and what it costs."""
     if advice.parameter is not None:
-        current = "its default" if advice.current is None else advice.current
-        change = f"{current} -> {advice.suggested}" if advice.suggested is not None else f"now {current}"
-        yield f"  -> {advice.parameter}: {change}"
+        yield f"  -> {advice.parameter}{_change(advice)}"
         yield from wrapped(advice.text, "     ")
     else:
         yield from wrapped(f"-> {advice.text}", "  ", then="     ")
     if advice.price:
         yield from wrapped(f"Price: {advice.price}", "     ")
+
+
+def _change(advice: Advice) -> str:
+    """Return what is set now, and what to set; a present value that is not known is no default."""
+    if advice.suggested is None:
+        return "" if advice.current is None else f": now {advice.current}"
+    return f"={advice.suggested}" if advice.current is None else f": {advice.current} -> {advice.suggested}"
 
 
 def wrapped(text: str, indent: str, *, then: str | None = None) -> list[str]:

@@ -29,6 +29,14 @@ def without(monitor: GPUMonitor, muted: Sequence[str]) -> GPUMonitor:
     )
 
 
+def with_advice(monitor: GPUMonitor) -> Iterator[tuple[StatusFinding, list[Advice]]]:
+    """Yield each finding with its advice. A status has advice by reason, so that only the first of one gets it."""
+    given: set[str] = set()
+    for finding in monitor.status.findings:
+        yield finding, [] if finding.reason in given else advice_of(monitor, finding.reason)
+        given.add(finding.reason)
+
+
 def advice_of(monitor: GPUMonitor, reason: str | None) -> list[Advice]:
     """Return the advice on a finding; None: what is recommended beyond the findings."""
     open_now = {finding.reason for finding in monitor.status.findings}
@@ -69,25 +77,25 @@ def report(monitor: GPUMonitor) -> str:
     where = f" in {meta.namespace}" if meta.namespace else ""
     parts = [f"HEALTH {status.health or UNKNOWN}", status.phase or "phase not known"]
     parts += [f"{status.gpus.text} GPUs"] if status.gpus.text else []
-    parts += [f"verl {status.launch.verl_version}"] if status.launch.verl_version else []
+    parts += [status.launch.verl] if status.launch.verl else []
     lines = [f"{ref.kind or 'Workload'} {ref.name or meta.name}{where}", ", ".join(parts), ""]
-    for finding in status.findings:
-        lines += [*_block(monitor, finding), ""]
+    for finding, advice in with_advice(monitor):
+        lines += [*_block(finding, advice), ""]
     if not status.findings:
         lines += [*wrapped(verdict_text(monitor), ""), ""]
-    rest = [line for advice in advice_of(monitor, None) for line in advice_lines(advice)]
+    rest = [line for one in advice_of(monitor, None) for line in advice_lines(one)]
     if rest:
         lines += ["Also recommended:", *rest, ""]
     return "\n".join(lines)
 
 
-def _block(monitor: GPUMonitor, finding: StatusFinding) -> Iterator[str]:
+def _block(finding: StatusFinding, advice: Sequence[Advice]) -> Iterator[str]:
     stage = f" in {finding.stage}" if finding.stage else ""
     since = f"  since {finding.since}" if finding.since else ""
     yield f"{finding.severity.upper()}  {finding.reason}{stage}{since}"
     yield from wrapped(finding.message, "  ")
-    for advice in advice_of(monitor, finding.reason):
-        yield from advice_lines(advice)
+    for one in advice:
+        yield from advice_lines(one)
 
 
 def as_json(monitor: GPUMonitor) -> bytes:

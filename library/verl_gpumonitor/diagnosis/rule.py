@@ -15,6 +15,7 @@ from .health import REASONS
 from .history import GpuHistory, History
 from .hysteresis import Holds
 from .thresholds import Thresholds
+from .work import OTHER
 
 TRAINING: Final = frozenset({"old_log_prob", "ref", "values", "update_critic", "update_actor", "reward"})
 """Stages in which training processes compute in step with each other, each with memory of its own making."""
@@ -108,6 +109,11 @@ def duration(seconds: float) -> str:
 def gpu_name(gpu: GpuHistory) -> str:
     """Return `GPU 3 of pod w-1`."""
     return f"GPU {gpu.uuid if gpu.index is None else gpu.index} of pod {gpu.pod.name}"
+
+
+def in_stage(stage: str) -> str:
+    """Return ` in update_actor`; nothing where no stage is told, or none runs."""
+    return "" if stage in (UNKNOWN, OTHER) else f" in {stage}"
 
 
 def subject(gpus: Sequence[GpuHistory]) -> str:

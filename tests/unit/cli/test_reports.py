@@ -373,3 +373,12 @@ def test_a_file_that_is_no_run_gets_an_answer_that_helps(command: str, content: 
     path.write_bytes(content)
     assert "gpumon log" in gpumon(command, str(path), code=2)
     assert "cannot be read" in gpumon(command, str(tmp_path / "none"), code=2)
+
+
+def test_a_log_without_stages_names_none(tmp_path: Path) -> None:
+    """`reached 78.0 GiB in unknown` helps nobody."""
+    for form in (html, markdown):
+        assert "in unknown" not in form(run_of(logs.before(tmp_path)))
+    said = gpumon("diagnose", str(logs.before(tmp_path)))
+    assert "in unknown" not in said
+    assert "its default" not in said

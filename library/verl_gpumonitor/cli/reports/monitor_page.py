@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A GPUMonitor as a page of HTML and as Markdown: what its status knows, a summary without values over time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from markupsafe import Markup
 
-from verl_gpumonitor.cli.monitor_findings import advice_of, verdict_text
+from verl_gpumonitor.cli.monitor_findings import advice_of, verdict_text, with_advice
 from verl_gpumonitor.cli.monitors import GPUMonitor, StageQuality, StatusFinding, WorstGpu
 from verl_gpumonitor.diagnosis.health import OK
 from verl_gpumonitor.diagnosis.health import UNKNOWN as NOT_KNOWN
+from verl_gpumonitor.model.findings import Advice
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 
 from .charts import bar, budget_bar
@@ -41,7 +42,7 @@ def _context(monitor: GPUMonitor) -> Mapping[str, Any]:
         "verdict": status.health or NOT_KNOWN,
         "verdict_text": verdict_text(monitor),
         "numbers": numbers(monitor),
-        "findings": [finding_view(monitor, finding) for finding in status.findings],
+        "findings": [finding_view(monitor, finding, given) for finding, given in with_advice(monitor)],
         "advice": [advice_view(advice) for advice in advice_of(monitor, None)],
         "stages": [stage_view(row) for row in rows],
         "budget": Markup(budget_bar(rows)),  # noqa: S704 - escaped in charts
@@ -74,8 +75,8 @@ def facts(monitor: GPUMonitor) -> list[str]:
         found.append(f"since {status.workload.start_time}")
     if status.workload.completion_time:
         found.append(f"until {status.workload.completion_time}")
-    if status.launch.verl_version:
-        found.append(f"verl {status.launch.verl_version}")
+    if status.launch.verl:
+        found.append(status.launch.verl)
     return found
 
 
@@ -120,7 +121,7 @@ def stage_rows(monitor: GPUMonitor) -> list[StageRow]:
     ]
 
 
-def finding_view(monitor: GPUMonitor, finding: StatusFinding) -> dict[str, Any]:
+def finding_view(monitor: GPUMonitor, finding: StatusFinding, given: Sequence[Advice]) -> dict[str, Any]:
     """Return a finding as the template shows it."""
     evidence = [("pods", ", ".join(finding.pods)), ("GPUs", ", ".join(finding.gpus))]
     evidence += [
@@ -134,7 +135,8 @@ def finding_view(monitor: GPUMonitor, finding: StatusFinding) -> dict[str, Any]:
         "stage": finding.stage if finding.stage not in (None, UNKNOWN) else "",
         "when": f"Since {finding.since}" if finding.since else "Since when is not known",
         "message": finding.message,
-        "advice": [advice_view(advice) for advice in advice_of(monitor, finding.reason)],
+        "also": (),
+        "advice": [advice_view(advice) for advice in given],
         "evidence": [(key, value) for key, value in evidence if value],
     }
 
@@ -183,6 +185,8 @@ def _known_quality(monitor: GPUMonitor) -> Iterator[str]:
         yield f"Pods that are monitored: {known.pods_monitored}; that are not: {known.pods_unmonitored or 0}."
     if known.diagnosis.gpus is not None:
         yield f"The diagnosis follows {known.diagnosis.gpus} GPUs and has seen {known.diagnosis.steps or 0} steps."
+    for one in known.diagnosis.not_judged:
+        yield f"Not judged is {one.reason}: {one.message or 'what is missing was not said'}."
     if known.gaps_seconds:
         yield f"{known.gaps_seconds:.0f} s are missing between two starts of sidecars."
     if known.lost_starts:
@@ -234,8 +238,8 @@ def markdown(monitor: GPUMonitor) -> str:
 
 
 def _findings(monitor: GPUMonitor) -> Iterator[str]:
-    for finding in monitor.status.findings:
-        view = finding_view(monitor, finding)
+    for finding, given in with_advice(monitor):
+        view = finding_view(monitor, finding, given)
         where = f" in {escaped(view['stage'])}" if view["stage"] else ""
         what = f"**{escaped(view['reason'])}**{where} ({view['severity']}). {escaped(view['when'])}"
         yield f"- {what}. {escaped(view['message'])}"

@@ -12,11 +12,11 @@ from markupsafe import Markup
 
 from verl_gpumonitor import __version__
 from verl_gpumonitor.cli import not_judged
-from verl_gpumonitor.cli.findings import counted, ordered
+from verl_gpumonitor.cli.findings import Group, counted, grouped
 from verl_gpumonitor.cli.times import clock
 from verl_gpumonitor.diagnosis.thresholds import OomRisk
 from verl_gpumonitor.model import figures
-from verl_gpumonitor.model.findings import Advice, Evidence, TrackedFinding
+from verl_gpumonitor.model.findings import Advice, Evidence
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 
 from .charts import bar, budget_bar, gpu_chart, heat_map, stage_class
@@ -164,8 +164,9 @@ def _measured(run: Run, value: Callable[[GpuRun], float | None]) -> _Measured:
     )
 
 
-def finding_view(tracked: TrackedFinding) -> dict[str, Any]:
-    """Return a finding as the template shows it."""
+def finding_view(group: Group) -> dict[str, Any]:
+    """Return a finding, or several that are alike, as the template shows it."""
+    tracked = group.first
     finding = tracked.finding
     end = f"until {clock(tracked.resolved)}" if tracked.resolved is not None else "to the end of the record"
     return {
@@ -174,6 +175,7 @@ def finding_view(tracked: TrackedFinding) -> dict[str, Any]:
         "stage": finding.scope.stage if finding.scope.stage not in (None, UNKNOWN) else "",
         "when": f"From {clock(tracked.first_seen)} {end}",
         "message": finding.message,
+        "also": group.also,
         "advice": [advice_view(advice) for advice in finding.advice],
         "evidence": evidence_view(finding.evidence),
     }
@@ -308,7 +310,7 @@ def run_context(run: Run) -> Mapping[str, Any]:
         "verdict": run.verdict,
         "verdict_text": verdict_text(run),
         "numbers": numbers(run),
-        "findings": [finding_view(tracked) for tracked in ordered(run.findings)],
+        "findings": [finding_view(group) for group in grouped(run.findings)],
         "stages": [stage_view(row) for row in run.stages] if len(run.stages) > 1 or run.steps else [],
         "budget": Markup(budget_bar(run.stages)),  # noqa: S704
         "gpus": [gpu_view(gpu) for gpu in run.gpus[:MAX_ROWS]],

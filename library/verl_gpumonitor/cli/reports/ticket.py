@@ -4,10 +4,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from verl_gpumonitor.cli.findings import ordered
+from verl_gpumonitor.cli.findings import grouped
 
 from .gather import Run
-from .page import advice_view, facts, finding_view, gib, numbers, percent, quality, title_of, verdict_text
+from .page import facts, finding_view, gib, numbers, percent, quality, title_of, verdict_text
 
 MAX_GPUS = 16
 
@@ -46,11 +46,12 @@ def _findings(run: Run) -> Iterable[str]:
     if not run.findings:
         return ["Nothing was found." if run.healthy else "Nothing can be said yet."]
     lines: list[str] = []
-    for tracked in ordered(run.findings):
-        view = finding_view(tracked)
+    for group in grouped(run.findings):
+        view = finding_view(group)
         where = f" in {view['stage']}" if view["stage"] else ""
         lines.append(f"- **{view['reason']}**{where} ({view['severity']}). {view['when']}. {escaped(view['message'])}")
-        lines += advice_lines(advice_view(advice) for advice in tracked.finding.advice)
+        lines += [f"  - {escaped(message)}" for message in group.also]
+        lines += advice_lines(view["advice"])
     return lines
 
 

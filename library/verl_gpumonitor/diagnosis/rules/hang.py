@@ -17,7 +17,18 @@ from collections.abc import Sequence
 import msgspec
 
 from verl_gpumonitor.diagnosis.history import GpuHistory, History
-from verl_gpumonitor.diagnosis.rule import ENGINE, PAUSES, TRAINING, Case, Open, Rule, Verdict, duration, finding
+from verl_gpumonitor.diagnosis.rule import (
+    ENGINE,
+    PAUSES,
+    TRAINING,
+    Case,
+    Open,
+    Rule,
+    Verdict,
+    duration,
+    finding,
+    in_stage,
+)
 from verl_gpumonitor.diagnosis.thresholds import Hang, Thresholds
 from verl_gpumonitor.diagnosis.work import OTHER
 from verl_gpumonitor.model.figures import percent
@@ -190,9 +201,9 @@ def _message(now: Stillness, culprits: Sequence[GpuHistory], stage: str) -> str:
         more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
         stand = "stand" if more else "stands"
         return (
-            f"No progress in {stage} for {lasted}: {name}{more} {stand} still while {len(now.spinning)} others spin at"
-            f" low power in a collective that waits for it. Look at that rank's stack (py-spy dump) and restart from"
-            f" the last checkpoint"
+            f"No progress{in_stage(stage)} for {lasted}: {name}{more} {stand} still while {len(now.spinning)} others"
+            f" spin at low power in a collective that waits for it. Look at that rank's stack (py-spy dump) and restart"
+            f" from the last checkpoint"
         )
     if now.spinning:
         power = now.spinning[0]
@@ -201,12 +212,12 @@ def _message(now: Stillness, culprits: Sequence[GpuHistory], stage: str) -> str:
         if usual and power.last is not None and power.last.power_watts is not None:
             share = f", at {percent(power.last.power_watts / usual)} of the usual power"
         return (
-            f"No progress in {stage} for {lasted}: {len(now.spinning)} of {len(now.gpus)} GPUs are busy without"
+            f"No progress{in_stage(stage)} for {lasted}: {len(now.spinning)} of {len(now.gpus)} GPUs are busy without"
             f" computing{share}, and nothing has ended since. Look at the stacks (py-spy dump) of engine and workers"
         )
     return (
-        f"No progress in {stage} for {lasted}: all {len(now.gpus)} GPUs stand still and nothing has ended since. Look"
-        f" at what the driver and the workers wait for (py-spy dump)"
+        f"No progress{in_stage(stage)} for {lasted}: all {len(now.gpus)} GPUs stand still and nothing has ended since."
+        f" Look at what the driver and the workers wait for (py-spy dump)"
     )
 
 

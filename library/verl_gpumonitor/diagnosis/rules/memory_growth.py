@@ -16,7 +16,7 @@ from itertools import pairwise
 import msgspec
 
 from verl_gpumonitor.diagnosis.history import DEPTH, GpuHistory, History
-from verl_gpumonitor.diagnosis.rule import Cadence, Case, Open, Rule, Verdict, finding, fit, median, subject
+from verl_gpumonitor.diagnosis.rule import Cadence, Case, Open, Rule, Verdict, finding, fit, in_stage, median, subject
 from verl_gpumonitor.diagnosis.thresholds import MemoryGrowth, Thresholds
 from verl_gpumonitor.model.figures import gib
 from verl_gpumonitor.model.findings import Evidence
@@ -130,10 +130,10 @@ def _grows(levels: Sequence[float], limits: MemoryGrowth, least: float) -> bool:
 def _case(pool: str, growth: Growth, stages: int, *, everywhere: bool) -> Case:
     total = growth.gpus[0].total_bytes or 0
     per_step = growth.per_step * total
-    where = f"in {stages} stages, among them {growth.stage}" if stages > 1 else f"in {growth.stage}"
+    where = f" in {stages} stages, among them {growth.stage}" if stages > 1 else in_stage(growth.stage)
     why = "as a leak does" if everywhere and stages > 1 else "as growing answers do"
     message = (
-        f"{subject(growth.gpus)}: memory grows by {gib(per_step)} a step {where}, {why};"
+        f"{subject(growth.gpus)}: memory grows by {gib(per_step)} a step{where}, {why};"
         f" {gib(growth.levels[0] * total)} became {gib(growth.levels[-1] * total)} in {len(growth.levels)} steps"
     )
     evidence: Evidence = {

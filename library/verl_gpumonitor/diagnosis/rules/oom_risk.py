@@ -33,6 +33,7 @@ from verl_gpumonitor.diagnosis.rule import (
     few,
     finding,
     fit,
+    in_stage,
     median,
     subject,
 )
@@ -350,7 +351,7 @@ def _finding(risk: Risk, limits: OomRisk) -> Finding:
 
 def _message(risk: Risk, peak: float, total: float, growth: float) -> str:
     gpus = [course.gpu for course in risk.courses]
-    reached = f"{subject(gpus)} reached {gib(peak).removesuffix(' GiB')} of {gib(total)} in {risk.stage}"
+    reached = f"{subject(gpus)} reached {gib(peak).removesuffix(' GiB')} of {gib(total)}{in_stage(risk.stage)}"
     if risk.why == "rising":
         steps = len(risk.courses[0].ratios)
         left = round(risk.steps_left or 0)

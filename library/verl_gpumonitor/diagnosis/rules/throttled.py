@@ -11,7 +11,7 @@ clocks-event reasons.
 from collections.abc import Sequence
 
 from verl_gpumonitor.diagnosis.history import GpuHistory, History
-from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, finding, subject
+from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, finding, in_stage, subject
 from verl_gpumonitor.diagnosis.thresholds import Thresholds, Throttling
 from verl_gpumonitor.model.figures import percent
 from verl_gpumonitor.model.findings import Evidence
@@ -58,6 +58,7 @@ def _case(pool: str, piece: Piece, gpus: Sequence[GpuHistory]) -> Case:
     last = worst.last
     reasons = ", ".join(last.throttled or ()) if last is not None else ""
     share = piece.throttled_ratio or 0.0
+    of = piece.stage if in_stage(piece.stage) else "the time"
     evidence: Evidence = {"throttled_ratio": round(share, 3), "stage_seconds": round(piece.seconds, 1)}
     heat = ""
     if last is not None and last.temperature_celsius is not None:
@@ -66,7 +67,7 @@ def _case(pool: str, piece: Piece, gpus: Sequence[GpuHistory]) -> Case:
     if reasons:
         evidence["throttle_reasons"] = reasons
     message = (
-        f"{subject(gpus)}: clocks were held down by heat or a power brake for {percent(share)} of {piece.stage}{heat};"
+        f"{subject(gpus)}: clocks were held down by heat or a power brake for {percent(share)} of {of}{heat};"
         f" the slowest GPU sets the pace of all, so look after its cooling, its power supply or its node"
     )
     return Case(

@@ -25,6 +25,7 @@ from verl_gpumonitor.diagnosis.rule import (
     duration,
     few,
     finding,
+    in_stage,
     median,
     subject,
 )
@@ -246,14 +247,15 @@ def _message(odd: Odd) -> str:
     who = subject(odd.gpus)
     if odd.metric == MEMORY:
         total = odd.gpus[0].total_bytes or 0
-        told = f"holds {gib(odd.value * total)} in {odd.stage} while its pool's usual is {gib(odd.middle * total)}"
+        where = in_stage(odd.stage)
+        told = f"holds {gib(odd.value * total)}{where} while its pool's usual is {gib(odd.middle * total)}"
         return (
             f"{who} {told}: {'the fullest GPU sets the batch of all' if odd.value > odd.middle else 'it carries less'}"
         )
     if odd.metric == TIME:
         told = f"takes {duration(odd.value)} for {odd.stage} while its pool's usual is {duration(odd.middle)}"
         return f"{who} {told}: the others wait for it"
-    told = f"is {percent(odd.value)} busy in {odd.stage} while its pool's usual is {percent(odd.middle)}"
+    told = f"is {percent(odd.value)} busy{in_stage(odd.stage)} while its pool's usual is {percent(odd.middle)}"
     return f"{who} {told}: {'the others wait for it' if odd.value > odd.middle else 'it waits for the others'}"
 
 
