@@ -72,6 +72,14 @@ class Launch(_Struct, frozen=True, kw_only=True):
     overrides: list[Text] = []
     overrides_left_out: int | None = None
     verl_version: Text | None = None
+    verl_version_guess: Text | None = None
+
+    @property
+    def verl(self) -> str | None:
+        """The release of verl, or those that it can be; None where nothing tells."""
+        if self.verl_version:
+            return f"verl {self.verl_version}"
+        return f"verl {self.verl_version_guess} (guessed)" if self.verl_version_guess else None
 
     @property
     def command(self) -> str | None:
@@ -115,12 +123,20 @@ class StageQuality(_Struct, frozen=True, kw_only=True):
     message: Text | None = None
 
 
+class NotJudged(_Struct, frozen=True, kw_only=True):
+    """A finding that cannot be made of the job."""
+
+    reason: Text = ""
+    message: Text | None = None
+
+
 class DiagnosisQuality(_Struct, frozen=True, kw_only=True):
     """How much the diagnosis follows."""
 
     gpus: int | None = None
     steps: int | None = None
     message: Text | None = None
+    not_judged: list[NotJudged] = []
 
 
 class DataQuality(_Struct, frozen=True, kw_only=True):

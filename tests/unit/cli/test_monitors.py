@@ -111,6 +111,18 @@ def test_the_page_has_verdict_budget_gpus_findings_and_advice() -> None:
         assert NO_TIME_SERIES in page
 
 
+def test_what_is_not_judged_and_what_is_guessed_are_said_so() -> None:
+    document = monitor()
+    status = document["status"]
+    status["launch"] = {"program": "verl.trainer.main_ppo", "verlVersionGuess": "0.8.0 to 0.9.1"}
+    unjudged = {"reason": "RolloutMemoryNotReleased", "message": "no list tells"}
+    status["dataQuality"]["diagnosis"]["notJudged"] = [unjudged]
+    found = parse(document)
+    for page in (html(found), markdown(found).replace("\\", "")):
+        assert "verl 0.8.0 to 0.9.1 (guessed)" in page
+        assert "Not judged is RolloutMemoryNotReleased: no list tells." in page
+
+
 def test_nothing_is_made_up_where_nothing_is_known() -> None:
     bare = {"apiVersion": "gpumonitor.dev/v1alpha1", "kind": "GPUMonitor", "metadata": {"name": "x"}}
     for page in (html(parse(bare)), markdown(parse(bare))):
