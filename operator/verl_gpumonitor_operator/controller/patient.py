@@ -167,8 +167,9 @@ class Patient:
         holders = holders_of(report) if chart.gpus else {}
         for gpu in report.gpus:
             if gpu.uuid in chart.gpus:
-                self._gpu(chart, name, gpu, t)
+                # First: what a GPU held before anybody was listed on it is from before the job.
                 self.history.holders(gpu.uuid, holders.get(gpu.uuid), t=t)
+                self._gpu(chart, name, gpu, t)
         self._host(name, report, t)
         for step in report.steps:
             if step.number > chart.last_step:

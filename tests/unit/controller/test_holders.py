@@ -163,6 +163,32 @@ async def test_without_lists_it_is_unknown_whether_anybody_is_foreign(lists: Seq
         assert said in condition["message"]
 
 
+async def test_memory_of_a_job_that_is_met_in_its_middle_is_not_from_before_it() -> None:
+    async with living(clinic=clinic()) as life:
+        start(life, "torchrun train.py")
+        for _ in range(12):
+            life.report(used=(35, 35, 35, 35), gpu_processes=RANKS)
+            await life.run(5)
+        assert life.condition("ForeignGPUMemory") == ("False", "NotDetected")
+
+
+@pytest.mark.parametrize("listed", [True, False])
+async def test_memory_from_before_the_jobs_first_process_is_found_where_lists_are_empty(listed: bool) -> None:
+    """Nobody tells stages of a PyTorchJob: an empty list says that nothing of it has begun."""
+    async with living(clinic=clinic()) as life:
+        start(life, "torchrun train.py")
+        for _ in range(8):
+            lists = [GpuProcesses(place) for place in range(4)] if listed else []
+            idle = [
+                gpu(f"GPU-{n}", memory_used_bytes=20 * GIB, utilization=0.0, observed_seconds=life.now)
+                for n in range(4)
+            ]
+            life.report(gpus=idle, gpu_processes=lists)
+            await life.run(5)
+        found = ("True", "LeftoverMemory") if listed else ("Unknown", "NoProcessLists")
+        assert life.condition("ForeignGPUMemory") == found
+
+
 async def test_when_lists_end_a_finding_is_not_held_up_by_the_last_one() -> None:
     async with living(clinic=clinic()) as life:
         start(life)
