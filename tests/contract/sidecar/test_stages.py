@@ -105,6 +105,16 @@ def test_a_head_without_gpus_speaks_for_its_cluster(
     assert "gpumonitor_stage_seconds_total" not in sidecar.samples()
 
 
+def test_a_head_tells_what_runs_of_verls_own_and_nothing_of_the_users(
+    start: Start, ray: Ray, controller: Controller, reporting: dict[str, str]
+) -> None:
+    serve_state(ray, UPDATE, "vLLMHttpServer.sleep", "TaskRunnerV1.run", "MyJudge.hf_abcdefghijklmnop")
+    start(**on_ray(ray, "head", requested=0), **reporting)
+    controller.wait_for(lambda reports: any(job.ray_names for report in reports for job in report.ray_jobs), 20.0)
+    (told, *_) = [job.ray_names for report in controller.reports for job in report.ray_jobs if job.ray_names]
+    assert told == ["TaskRunnerV1", "sleep", "vLLMHttpServer"]
+
+
 def test_a_dashboard_that_answers_with_something_else_is_said(
     gpus: simgpu.StateFile, start: Start, ray: Ray, controller: Controller, reporting: dict[str, str]
 ) -> None:
