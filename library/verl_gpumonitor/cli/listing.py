@@ -6,6 +6,8 @@ import time
 
 import click
 
+from verl_gpumonitor.model.vocabulary import GpuState
+
 from . import columns
 from .gpus import EXIT_NO_GPU, NoGpuError, sampling
 
@@ -34,6 +36,8 @@ def command(*, as_json: bool) -> None:
             f"{_text(load)}%",
             f"{_text(columns.COLUMNS['temperature.gpu'].shown(gpu))} C",
         ]
+        if gpu.state is not GpuState.OK:
+            parts.append(str(columns.COLUMNS["state"].shown(gpu)))
         click.echo("  ".join(parts))
 
 

@@ -321,7 +321,9 @@ class Sampler:
         reading = self._reading
         unavailable, error, message = reading.unavailable, reading.error, reading.message
         gpus = self._shown(reading.gpus)
-        if unavailable is None and (hung := self._hung_without_gpus(gpus)) is not None:
+        # A reader that leaves out the call that hangs sees no GPU, and would take that for one that may not be seen.
+        blind = unavailable in (None, UnavailableReason.NO_DEVICE_ACCESS)
+        if blind and (hung := self._hung_without_gpus(gpus)) is not None:
             unavailable, error = UnavailableReason.NOT_RESPONDING, TIMED_OUT
             message = f"the NVIDIA driver does not answer: a call about {hung} has not returned"
         self._latest = NodeSample(

@@ -169,6 +169,24 @@ def test_without_a_driver_it_says_so_with_a_code_of_its_own(bare_host: Host) -> 
         assert done.stdout == ""
 
 
+@pytest.mark.parametrize("function", ["nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"])
+def test_a_driver_that_hangs_is_not_one_that_shows_no_gpu(host: Host, function: str) -> None:
+    fault = simgpu.hang(function=function, file=host.file)
+    done = host.run("list")
+    simgpu.clear_fault(fault, file=host.file)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "does not answer" in done.stderr, done.stderr
+
+
+def test_a_gpu_that_hangs_is_named_and_the_others_are_shown(host: Host) -> None:
+    fault = simgpu.hang(gpu=2, function="nvmlDeviceGetMemoryInfo", file=host.file)
+    done = host.run("list")
+    simgpu.clear_fault(fault, file=host.file)
+    lines = done.stdout.splitlines()
+    assert [index for index, line in enumerate(lines) if "not-responding" in line] == [2]
+    assert len(lines) == 4
+
+
 def test_bad_words_get_an_answer_that_helps(host: Host) -> None:
     unknown_field = host.run("log", "--fields", "power")
     assert unknown_field.returncode == 2
