@@ -13,6 +13,8 @@ from click.testing import CliRunner
 
 from tests.scenarios.score import VISIBLE
 from tests.unit.cli import logs
+from verl_gpumonitor.cli import columns
+from verl_gpumonitor.cli.log import row
 from verl_gpumonitor.cli.main import main
 from verl_gpumonitor.cli.records import open_run
 from verl_gpumonitor.cli.reports.comparison import compare, text
@@ -20,6 +22,8 @@ from verl_gpumonitor.cli.reports.gather import Run, gather
 from verl_gpumonitor.cli.reports.page import html, verdict_text
 from verl_gpumonitor.cli.reports.ticket import markdown
 from verl_gpumonitor.model.findings import Scope
+from verl_gpumonitor.model.samples import GpuSample
+from verl_gpumonitor.monitor import ResourceMonitor, ResourceSample
 
 
 def run_of(path: Path) -> Run:
@@ -45,6 +49,47 @@ def test_the_guides_case_before(tmp_path: Path) -> None:
     page = html(run)
     assert "OOMRisk+1" in page
     assert "78" in page
+
+
+GUIDE = {"before": ([0.85, 0.11, 0.10, 0.12], [78, 19, 18, 20]), "after": ([0.62, 0.63, 0.61, 0.64], [37, 38, 39, 40])}
+
+
+def own_log(path: Path, when: str) -> Path:
+    """The guide's case as this library's own programs log it, by the file's name: for 20 minutes, each 5 s."""
+    loads, sizes = GUIDE[when]
+    monitor = ResourceMonitor(path=path, marks=False) if path.name.startswith("resources") else None
+    rows = [columns.head(columns.DEFAULT).encode()] if path.suffix == ".csv" else []
+    for unix in range(1_800_000_000, 1_800_001_200, 5):
+        gpus = [
+            GpuSample(
+                uuid=f"GPU-{n}",
+                index=n,
+                model="NVIDIA A100-SXM4-80GB",
+                utilization=load,
+                memory_used_bytes=size * 2**30,
+                memory_total_bytes=80 * 2**30,
+            )
+            for n, (load, size) in enumerate(zip(loads, sizes, strict=True))
+        ]
+        if monitor is not None and monitor._sink is not None:
+            monitor._sink.write(ResourceSample(t=unix, pid=1, gpus=tuple(gpus)))
+        form = path.suffix.removeprefix(".")
+        rows += [row(gpu, columns.DEFAULT, form=form, unix=unix) for gpu in gpus]
+    if monitor is None:
+        path.write_bytes(b"".join(rows))
+    return path
+
+
+@pytest.mark.parametrize("name", ["gpu.csv", "gpu.jsonl", "resources.csv", "resources.jsonl"])
+def test_the_guides_case_in_our_own_logs(tmp_path: Path, name: str) -> None:
+    (tmp_path / "before").mkdir()
+    (tmp_path / "after").mkdir()
+    before, after = (run_of(own_log(tmp_path / when / name, when)) for when in ("before", "after"))
+    assert {tracked.finding.reason for tracked in before.findings} == {"Imbalance", "OOMRisk"}
+    assert "balanced" in html(after)
+    found = compare(before, after)
+    assert (found.helped, found.gone) == (True, ("Imbalance", "OOMRisk"))
+    assert "the GPUs are 62% busy, not 29%" in found.summary
 
 
 def test_the_guides_case_after_is_balanced(tmp_path: Path) -> None:
