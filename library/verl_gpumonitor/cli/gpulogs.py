@@ -29,7 +29,7 @@ LONG_WINDOW_SECONDS: Final = 12.0
 nothing is to be seen in a single second but a peak of memory, which is kept."""
 
 TimedRow = tuple[float, Row]
-"""Seconds since the beginning of the log, and what was logged then."""
+"""Seconds, and what was logged then."""
 
 
 def trace_of(
@@ -49,7 +49,7 @@ def trace_of(
     timed = _timed(chain(beginning, rows), gpus, interval_seconds, problems)
     first = sorted(islice(timed, len(beginning)), key=_time)
     begin = first[0][0]
-    return header, _gpu_lines(((t - begin, row) for t, row in chain(first, timed)), problems)
+    return header, _gpu_lines(chain(first, timed), begin, problems)
 
 
 def _said(problems: Problems) -> str:
@@ -150,12 +150,12 @@ def _timed(
 class _Window:
     """Rows of one GPU that become one line: means of load and power, the newest memory and its peak."""
 
-    __slots__ = ("heat", "load", "peak", "t", "throttled", "used", "watts")
+    __slots__ = ("heat", "load", "loads", "peak", "powers", "t", "throttled", "used", "watts")
 
     def __init__(self) -> None:
         self.t = 0.0
-        self.load: list[float] = []
-        self.watts: list[float] = []
+        self.load = self.watts = 0.0
+        self.loads = self.powers = 0
         self.used: int | None = None
         self.peak: int | None = None
         self.heat: float | None = None
@@ -163,11 +163,14 @@ class _Window:
 
     def add(self, t: float, row: Row) -> None:
         _, _, load, used, heat, watts, throttled = row
-        self.t = max(t, self.t)
+        if t > self.t:
+            self.t = t
         if load is not None:
-            self.load.append(load)
+            self.load += load
+            self.loads += 1
         if watts is not None:
-            self.watts.append(watts)
+            self.watts += watts
+            self.powers += 1
         if used is not None:
             self.used = used
             if self.peak is None or used > self.peak:
@@ -182,20 +185,21 @@ class _Window:
             t=self.t,
             pod=POD,
             uuid=gpu,
-            utilization=sum(self.load) / len(self.load) if self.load else None,
+            utilization=self.load / self.loads if self.loads else None,
             memory_used_bytes=self.used,
             memory_peak_bytes=self.peak,
-            power_watts=sum(self.watts) / len(self.watts) if self.watts else None,
+            power_watts=self.watts / self.powers if self.powers else None,
             temperature_celsius=self.heat,
             throttled=None if self.throttled is None else list(self.throttled),
         )
 
 
-def _gpu_lines(rows: Iterable[TimedRow], problems: Problems) -> Iterator[GpuLine]:
-    """Yield a line for each GPU and window, in order of time."""
+def _gpu_lines(rows: Iterable[TimedRow], start: float, problems: Problems) -> Iterator[GpuLine]:
+    """Yield a line for each GPU and window, in order of time. `start`: the log's first moment."""
     windows: dict[str, _Window] = {}
     current, begin = 0, 0.0
-    for t, row in rows:
+    for at, row in rows:
+        t = at - start
         number = int(t / WINDOW_SECONDS if t < LONG_SECONDS else LONG_SECONDS + t / LONG_WINDOW_SECONDS)
         if number > current:
             yield from _closed(windows)

@@ -17,8 +17,8 @@ MIB: Final = 2**20
 MAX_UNIX_SECONDS: Final = 1e11
 """Beyond the year 5000 a number is no count of seconds, but of thousandths or less."""
 _UNKNOWN: Final = frozenset({"", "n/a", "na", "nan", "none", "null", "-", "not supported", "unknown", "err!"})
+_MOST_WATTS: Final = plausible.MAX_POWER_MILLIWATTS / 1000
 _NUMBER: Final = re.compile(r"\s*(-?\d+(?:[.,]\d+)?(?:[eE][+-]?\d+)?)\s*([%\w]*)\s*")
-_IN_MINUTE: Final = re.compile(r"[0-5]\d(?:\.\d+)?")
 _DAY_FIRST: Final = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})\b")
 _BYTES: Final = {"": MIB, "b": 1, "kib": 2**10, "mib": MIB, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _REMEMBERED: Final = 4096
@@ -71,6 +71,12 @@ def celsius(cell: str) -> float | None:
 
 def watts(cell: str) -> float | None:
     """Return watts; None for unknown ones. Raises ValueError."""
+    try:
+        plain = float(cell.strip().removesuffix(" W"))  # the one value that differs in every row
+    except ValueError:
+        plain = math.nan
+    if 0 <= plain <= _MOST_WATTS:
+        return plain
     value = number(cell)
     return _within(cell, None if value is None else 1000 * value, plausible.power_watts, "power")
 
@@ -135,11 +141,15 @@ def clock() -> Callable[[str], float | None]:
     minutes: Memo[str, float] = Memo(lambda head: unix_of(f"{head}00"))
 
     def read(cell: str) -> float | None:
-        text = known(cell)
-        if text is None:
-            return None
-        in_minute = _IN_MINUTE.fullmatch(text, 17) if text[16:17] == ":" else None
-        return unix_of(text) if in_minute is None else minutes[text[:17]] + float(in_minute[0])
+        text = cell.strip()
+        if text[16:17] == ":":
+            try:
+                seconds = float(text[17:])
+            except ValueError:  # a zone follows
+                return unix_of(text)
+            if 0 <= seconds < 60:
+                return minutes[text[:17]] + seconds
+        return None if known(text) is None else unix_of(text)
 
     return read
 

@@ -181,7 +181,8 @@ def _csv_rows(head: _Head, source: Iterator[tuple[int, bytes]], problems: Proble
     width, all_of_them = 1 + max(place for place, _ in places.values()), len(titles)
     read = _row_reader(places)
     for number, line in source:
-        cells = _text(line, delimiter).split(delimiter)
+        odd = b'"' in line or b"\0" in line or len(line) > _LONGEST_LINE
+        cells = (_text(line, delimiter) if odd else line.decode("utf-8", "replace")).split(delimiter)
         if not width <= len(cells) <= all_of_them:
             if any(cell.strip() for cell in (cells[all_of_them:] or cells)):
                 problems.add(number, f"has {len(cells)} of {max(width, all_of_them)} columns")
