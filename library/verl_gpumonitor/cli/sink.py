@@ -59,9 +59,10 @@ class RotatingFile:
     def write(self, line: bytes) -> None:
         """Write one line and flush it; begin another file first if this one would grow too large. Raises OSError."""
         if self._max_bytes is not None and self._size > len(self._first) and self._size + len(line) > self._max_bytes:
-            os.close(self._file)
+            full = self._file
             self._rotate()
             self._file = self._open()
+            os.close(full)  # last: where a name cannot be changed, this file is still there to be closed
         self._append(line)
 
     def close(self) -> None:

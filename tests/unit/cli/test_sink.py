@@ -46,3 +46,20 @@ def test_a_line_that_was_cut_off_is_ended(tmp_path: Path) -> None:
     file.write(b"3,4\n")
     file.close()
     assert path.read_bytes() == b"h\n1,2\n3,4\n"
+
+
+def test_a_file_that_cannot_be_kept_aside_is_said_and_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder in which nothing can be renamed: its own error is said, and no other file is closed for it."""
+
+    def refused(self: Path, target: Path) -> Path:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    file = RotatingFile(tmp_path / "gpu.csv", first=b"h\n", max_bytes=6)
+    file.write(b"aa\n")
+    monkeypatch.setattr(Path, "replace", refused)
+    with pytest.raises(PermissionError):
+        file.write(b"bb\n")
+    file.close()
+    assert (tmp_path / "gpu.csv").read_bytes() == b"h\naa\n"
