@@ -27,7 +27,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.unit.ingest.builders import Bundle, FakeReviewer, Pods, Sink, Switch, pod_record, report
 from verl_gpumonitor.model.report import encode
-from verl_gpumonitor_operator import certs
+from verl_gpumonitor_operator import certs, listening
 from verl_gpumonitor_operator.certificates import load_leaf, server_context
 from verl_gpumonitor_operator.controller import reportserver
 from verl_gpumonitor_operator.controller.ingest import IngestLimits, IngestMetrics, ReportService
@@ -91,7 +91,7 @@ async def serve(folder: Path, buffer_bytes: int) -> None:
         metrics=reportserver.ServerMetrics(registry),
         host="127.0.0.1",
         port=0,
-        limits=reportserver.ServerLimits(connections_of_peer=20_000),
+        limits=listening.ServerLimits(connections_of_peer=20_000),
     )
     await server.start()
     sslproto.SSLProtocol.max_size = buffer_bytes
@@ -117,7 +117,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(buffer_bytes: int = reportserver.TLS_BUFFER_BYTES) -> Iterator[Server]:
+def running(buffer_bytes: int = listening.TLS_BUFFER_BYTES) -> Iterator[Server]:
     """Start a server, a bare one where the buffer is 0; it ends with the block."""
     data = certs.plan(
         None,
@@ -232,7 +232,7 @@ def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--buffer-bytes", type=int, default=reportserver.TLS_BUFFER_BYTES, help=argparse.SUPPRESS)
+    parser.add_argument("--buffer-bytes", type=int, default=listening.TLS_BUFFER_BYTES, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement")
     options = parser.parse_args()
     if options.serve is not None:
@@ -245,7 +245,7 @@ def main() -> None:
             asyncio.run(keep_alive(server, "whole", connections, options.seconds))
         asyncio.run(connect_each_time(server, 300))
     with running() as server:
-        asyncio.run(idle_memory(server, f"memory, TLS buffers of {reportserver.TLS_BUFFER_BYTES >> 10} KiB"))
+        asyncio.run(idle_memory(server, f"memory, TLS buffers of {listening.TLS_BUFFER_BYTES >> 10} KiB"))
     with running(256 * 1024) as server:
         asyncio.run(idle_memory(server, "memory, asyncio's own buffers of 256 KiB"))
 

@@ -9,15 +9,16 @@ An answer that refuses, or one that the API server cannot use, would refuse the 
 import asyncio
 import gc
 import logging
-import ssl
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 
 from verl_gpumonitor_operator.certificates import CertificateError, load_leaf, server_context
+from verl_gpumonitor_operator.listening import Listener, ServerLimits, listening
 from verl_gpumonitor_operator.settings import Settings
 
 from . import mutation, review
@@ -29,7 +30,12 @@ from .review import Request
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES: Final = 8 * 2**20
+MAX_BODY_BYTES: Final = 4 * 2**20
+"""The API server takes no object of more than 3 MiB."""
+MAX_BODIES_BYTES: Final = 16 * 2**20
+"""All bodies that are on their way together; more are answered at once, without a patch."""
+BODY_SECONDS: Final = 2.0
+"""Time in which a body must arrive. The API server sends it in one go."""
 ANSWER_SECONDS: Final = 2.0
 """An answer leaves by then; the API server waits three seconds."""
 MAX_IN_FLIGHT: Final = 512
@@ -39,8 +45,14 @@ MAX_PREFLIGHTS: Final = 32
 DRAIN_SECONDS: Final = 3.0
 """After SIGTERM the server goes on this long, until no API server sends it anything more."""
 SHUTDOWN_SECONDS: Final = 5.0
-KEEPALIVE_SECONDS: Final = 300.0
-"""Longer than the API server keeps an idle connection, so that it is never us who closes one under a request."""
+LIMITS: Final = ServerLimits(
+    # Two of any size of API servers that are busy. Some 30 KiB each: others in the cluster may come here, too.
+    connections=1024,
+    connections_of_peer=512,
+    first_request_seconds=10.0,
+    # Longer than the API server keeps an idle connection, so that it is never us who closes one under a request.
+    idle_seconds=300.0,
+)
 
 
 class Result(StrEnum):
@@ -143,6 +155,7 @@ class Server:
         health_port: int = 8081,
         host: str | None = None,
         drain_seconds: float = DRAIN_SECONDS,
+        limits: ServerLimits = LIMITS,
     ) -> None:
         """`host` None: all addresses. A port 0 takes a free one; see `addresses`."""
         self._metrics = Metrics()
@@ -150,7 +163,11 @@ class Server:
         self._metrics.paused.set_function(lambda: float(self._preflight.paused is not None))
         self._admission = Admission(settings, self._preflight, self._metrics)
         self._tls = server_context()
-        self._host, self._port, self._health_port = host, port, health_port
+        self._host, self._health_port = host, health_port
+        self._listener = Listener(
+            self._mutate, context=self._tls, host=host, port=port, limits=limits, metrics=self._metrics
+        )
+        self._bodies_bytes = 0
         self._drain_seconds = drain_seconds
         self._served: Mapping[str, bytes] | None = None
         self._has_leaf = asyncio.Event()
@@ -170,15 +187,16 @@ class Server:
 
     async def run(self) -> None:
         """Serve until `stop`. Raises OSError where a port is taken."""
-        health, mutate = self._runner(self._health_routes()), self._runner([web.post("/mutate", self._mutate)])
+        health = self._health_runner()
         facts = asyncio.create_task(self._preflight.run(), name="preflight")
         try:
-            await self._listen(health, "health", self._health_port, None)
+            await self._listen_for_health(health)
             if await self._leaf_or_stop():
                 # On a first install the controller took its Lease and made the leaf a moment ago: once this server is
                 # ready, its first pod must not be told that there is no controller.
                 await self._preflight.look_at_guards()
-                await self._listen(mutate, "mutate", self._port, self._tls)
+                await self._listener.start()
+                self.addresses["mutate"] = (self._host or "", self._listener.port)
                 _calm_garbage_collection()
                 self._is_listening = True
                 log.info("serving", extra={"port": self.addresses["mutate"][1]})
@@ -186,7 +204,7 @@ class Server:
                 log.info("draining")
                 await asyncio.sleep(self._drain_seconds)
         finally:
-            await mutate.cleanup()
+            await self._listener.close(SHUTDOWN_SECONDS)
             await health.cleanup()
             facts.cancel()
             await asyncio.gather(facts, return_exceptions=True)
@@ -199,12 +217,10 @@ class Server:
             task.cancel()
         return not self._stopping.is_set()
 
-    def _runner(self, routes: list[web.RouteDef]) -> web.AppRunner:
+    def _health_runner(self) -> web.AppRunner:
         application = web.Application()
-        application.add_routes(routes)
-        return web.AppRunner(
-            application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, keepalive_timeout=KEEPALIVE_SECONDS
-        )
+        application.add_routes(self._health_routes())
+        return web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
 
     def _health_routes(self) -> list[web.RouteDef]:
         return [
@@ -213,11 +229,11 @@ class Server:
             web.get("/metrics", self._metrics_page),
         ]
 
-    async def _listen(self, runner: web.AppRunner, name: str, port: int, tls: ssl.SSLContext | None) -> None:
+    async def _listen_for_health(self, runner: web.AppRunner) -> None:
         await runner.setup()
-        await web.TCPSite(runner, self._host, port, ssl_context=tls, backlog=1024, reuse_address=True).start()
+        await web.SockSite(runner, listening(self._host, self._health_port)).start()
         address = runner.addresses[0]
-        self.addresses[name] = (address[0], address[1])
+        self.addresses["health"] = (address[0], address[1])
 
     def _take_certificates(self, data: Mapping[str, bytes]) -> bool:
         """Serve what the Secret holds, if that is another than before. An unusable one leaves the old in place."""
@@ -235,14 +251,41 @@ class Server:
         self._has_leaf.set()
         return True
 
-    async def _mutate(self, request: web.Request) -> web.Response:
-        body, is_whole = await _read(request)
-        answer = await self._admission.answer(body) if is_whole else self._admission.failed(body, Failure.TOO_LARGE)
+    async def _mutate(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.raw_path.partition("?")[0] != "/mutate":
+            return web.Response(status=404)
+        if request.method != "POST":
+            return web.Response(status=405)
+        body = await self._body(request)
+        if isinstance(body, bytes):
+            answer = await self._admission.answer(body)
+        else:
+            answer = self._admission.failed(body.part, body.failure)
         response = web.Response(body=answer, content_type="application/json")
-        if self._stopping.is_set() or not is_whole:
+        if self._stopping.is_set() or not isinstance(body, bytes):
             # The API server then opens its next connection elsewhere.
             response.force_close()
         return response
+
+    async def _body(self, request: web.BaseRequest) -> "bytes | _NoBody":
+        """Read the body, within the bounds of time and memory."""
+        if request.content.is_eof():
+            # All of it is here, as it mostly is.
+            return request.content.read_nowait()
+        length = request.content_length if request.content_length is not None else MAX_BODY_BYTES
+        reserved = min(length, MAX_BODY_BYTES)
+        if self._bodies_bytes + reserved > MAX_BODIES_BYTES:
+            return _NoBody(failure=Failure.OVERLOADED, part=request.content.read_nowait())
+        self._bodies_bytes += reserved
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                is_whole = await _read(request.content, body)
+        except TimeoutError:
+            return _NoBody(failure=Failure.TIMEOUT, part=bytes(body))
+        finally:
+            self._bodies_bytes -= reserved
+        return bytes(body) if is_whole else _NoBody(failure=Failure.TOO_LARGE, part=bytes(body))
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -261,11 +304,19 @@ def _calm_garbage_collection() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-async def _read(request: web.Request) -> tuple[bytes, bool]:
-    """Read a body up to the limit; False as the second when there was more."""
-    body = bytearray()
-    async for chunk in request.content.iter_any():
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _NoBody:
+    """A body that is not there as a whole."""
+
+    failure: Failure
+    part: bytes
+    """Its beginning, where the uid is that has to be echoed."""
+
+
+async def _read(content: StreamReader, body: bytearray) -> bool:
+    """Read up to the limit into `body`; False when there was more."""
+    async for chunk in content.iter_any():
+        if len(body) + len(chunk) > MAX_BODY_BYTES:
+            return False
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            return bytes(body[:MAX_BODY_BYTES]), False
-    return bytes(body), True
+    return True

@@ -85,7 +85,8 @@ class Options:
     """Holder of the Lease; the same after a restart of the container, so that it need not wait for itself."""
     report_port: int = REPORT_PORT
     health_port: int = 8081
-    host: str = "0.0.0.0"  # noqa: S104 - a server in a pod, behind a Service
+    host: str | None = None
+    """Address to listen on; None: all, of both families."""
 
 
 class Controller:
@@ -374,7 +375,7 @@ def parse(arguments: list[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(prog="gpumon-controller", description="The controller of GPUMonitor.")
     parser.add_argument("--settings", type=Path, required=True, help="settings.json as the chart renders it")
     parser.add_argument("--kubeconfig", type=Path, help="instead of the pod's service account; KUBECONFIG is not read")
-    parser.add_argument("--host", default="0.0.0.0", help="address to listen on")  # noqa: S104
+    parser.add_argument("--host", help="address to listen on (default: all)")
     parser.add_argument("--report-port", type=int, default=REPORT_PORT, help="port of the report server")
     parser.add_argument("--health-port", type=int, default=8081, help="port of /healthz, /readyz and /metrics")
     given = parser.parse_args(arguments)

@@ -13,6 +13,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from verl_gpumonitor_operator.listening import listening
+
 PORT: Final = 8081
 
 
@@ -24,9 +26,10 @@ class HealthServer:
         registry: CollectorRegistry,
         *,
         ready: Callable[[], str | None],
-        host: str = "0.0.0.0",  # noqa: S104 - a server in a pod
+        host: str | None = None,
         port: int = PORT,
     ) -> None:
+        """`host` None: all addresses."""
         self._registry = registry
         self._ready = ready
         self._address = (host, port)
@@ -40,7 +43,7 @@ class HealthServer:
         app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
-        await web.TCPSite(self._runner, *self._address).start()
+        await web.SockSite(self._runner, listening(*self._address)).start()
 
     @property
     def port(self) -> int:

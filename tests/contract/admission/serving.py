@@ -16,7 +16,8 @@ import aiohttp
 from tests.unit.admission import samples
 from verl_gpumonitor_operator import certs
 from verl_gpumonitor_operator.admission.kubeapi import Address, KubeApi
-from verl_gpumonitor_operator.admission.server import Server
+from verl_gpumonitor_operator.admission.server import LIMITS, Server
+from verl_gpumonitor_operator.listening import ServerLimits
 from verl_gpumonitor_operator.settings import Settings
 
 from .fake_api import FakeApi
@@ -92,10 +93,12 @@ async def plain(server: Server, path: str) -> tuple[int, str]:
 
 
 @asynccontextmanager
-async def serving(fake: FakeApi, settings: Settings = samples.SETTINGS) -> AsyncIterator[Server]:
+async def serving(
+    fake: FakeApi, settings: Settings = samples.SETTINGS, *, limits: ServerLimits = LIMITS
+) -> AsyncIterator[Server]:
     """A webhook process's inside, ready for requests."""
     async with KubeApi(Address(url=fake.url)) as api:
-        server = Server(settings, api, host="127.0.0.1", port=0, health_port=0, drain_seconds=0.0)
+        server = Server(settings, api, host="127.0.0.1", port=0, health_port=0, drain_seconds=0.0, limits=limits)
         task = asyncio.create_task(server.run())
         try:
             async with asyncio.timeout(10):

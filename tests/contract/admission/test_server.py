@@ -5,6 +5,7 @@
 import asyncio
 import json
 import logging
+import ssl
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -18,10 +19,12 @@ from tests.unit.admission import samples
 from verl_gpumonitor_operator import certs
 from verl_gpumonitor_operator.admission import attendance, mutation, preflight
 from verl_gpumonitor_operator.admission import server as server_module
+from verl_gpumonitor_operator.admission.server import Server
+from verl_gpumonitor_operator.listening import ServerLimits
 
 from . import fake_api
 from .fake_api import FakeApi
-from .serving import Client, bundle_of, patch_of, plain, review, serving
+from .serving import SERVER_NAME, Client, bundle_of, patch_of, plain, review, serving
 
 UID = "705ab4f5-6393-11e8-b7cc-42010a800002"
 WORKER = samples.ray_worker()
@@ -367,5 +370,120 @@ async def test_names_of_the_metrics_are_public() -> None:
         "gpumonitor_admission_requests_total",
         "gpumonitor_admission_duration_seconds",
         "gpumonitor_admission_certificate_loads_total",
+        "gpumonitor_admission_connections",
+        "gpumonitor_admission_connections_refused_total",
         "gpumonitor_admission_injection_paused",
     }
+
+
+async def raw(server: Server, fake: FakeApi) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection by TLS on which a stranger writes what he likes."""
+    tls = ssl.create_default_context(cadata=bundle_of(fake).decode())
+    port = server.addresses["mutate"][1]
+    return await asyncio.open_connection("127.0.0.1", port, ssl=tls, server_hostname=SERVER_NAME)
+
+
+def head(length: int) -> bytes:
+    return b"POST /mutate?timeout=3s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % length
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /mutate HTTP/1.1\r\nHost: x\r\nX-Slow: "])
+async def test_a_connection_that_asks_for_nothing_is_closed(sent: bytes) -> None:
+    """Anybody in the cluster may come to this port, and each connection takes memory."""
+    limits = ServerLimits(first_request_seconds=0.2, idle_seconds=60)
+    async with fake_api.running() as fake, serving(fake, limits=limits) as server:
+        reader, writer = await raw(server, fake)
+        writer.write(sent)
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_the_api_servers_idle_connection_stays() -> None:
+    limits = ServerLimits(first_request_seconds=0.2, idle_seconds=60)
+    async with fake_api.running() as fake, serving(fake, limits=limits) as server:
+        reader, writer = await raw(server, fake)
+        for _ in range(2):
+            body = review(WORKER)
+            writer.write(head(len(body)) + body)
+            async with asyncio.timeout(5):
+                answer = await reader.readuntil(b"\r\n\r\n")
+                length = int(answer.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+                assert json.loads(await reader.readexactly(length))["response"]["allowed"] is True
+            await asyncio.sleep(0.5)
+        writer.close()
+
+
+async def test_connections_beyond_the_limit_are_closed_at_once() -> None:
+    limits = ServerLimits(connections=20, connections_of_peer=3)
+    async with fake_api.running() as fake, serving(fake, limits=limits) as server:
+        port = server.addresses["mutate"][1]
+        pairs = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+        assert 'connections_refused_total{reason="peer"} 1.0' in (await plain(server, "/metrics"))[1]
+        for _, each in [*pairs, (reader, writer)]:
+            each.close()
+        async with Client(server, bundle_of(fake)) as client, asyncio.timeout(5):
+            # A gauge has no event.
+            while "gpumonitor_admission_connections 0.0" not in (await plain(server, "/metrics"))[1]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert is_injected(await client.post(review(WORKER)))
+
+
+async def test_a_body_that_drips_is_answered_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "BODY_SECONDS", 0.2)
+    async with fake_api.running() as fake, serving(fake) as server:
+        reader, writer = await raw(server, fake)
+        writer.write(head(1_000_000) + review(WORKER)[:1000])
+        async with asyncio.timeout(5):
+            answer = await reader.read()
+        writer.close()
+        said = json.loads(answer.partition(b"\r\n\r\n")[2])["response"]
+        assert said == {"uid": UID, "allowed": True}
+        assert 'reason="Timeout",result="failed"} 1.0' in (await plain(server, "/metrics"))[1]
+
+
+async def test_many_bodies_that_drip_take_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "MAX_BODIES_BYTES", 2_500_000)
+    async with fake_api.running() as fake, serving(fake) as server, Client(server, bundle_of(fake)) as client:
+        dripping = [await raw(server, fake) for _ in range(3)]
+        for _, writer in dripping:
+            writer.write(head(1_000_000) + review(WORKER)[:1000])
+        async with asyncio.timeout(5):
+            # One of the three has no room, and is answered while the others still have theirs.
+            reads = [asyncio.create_task(reader.read(12)) for reader, _ in dripping]
+            await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
+        assert 'reason="Overloaded",result="failed"} 1.0' in (await plain(server, "/metrics"))[1]
+        assert is_injected(await client.post(review(WORKER))), "a body that is there needs no room"
+        for _, writer in dripping:
+            writer.close()
+        await asyncio.gather(*reads, return_exceptions=True)
+
+
+async def test_what_is_no_http_is_counted_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with fake_api.running() as fake, serving(fake) as server, Client(server, bundle_of(fake)) as client:
+        reader, writer = await raw(server, fake)
+        writer.write(b"\x16\x03 secret-of-a-stranger\r\n\r\n")
+        async with asyncio.timeout(5):
+            await reader.read()
+        writer.close()
+        _, writer = await raw(server, fake)
+        writer.write(head(1_000_000) + b"{")
+        await writer.drain()
+        writer.close()
+        assert is_injected(await client.post(review(WORKER)))
+        assert 'connections_refused_total{reason="http"}' in (await plain(server, "/metrics"))[1]
+    assert "secret-of-a-stranger" not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/mutate", 405), ("POST", "/", 404)])
+async def test_other_requests_are_refused(method: str, path: str, status: int) -> None:
+    async with fake_api.running() as fake, serving(fake) as server:
+        reader, writer = await raw(server, fake)
+        writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        async with asyncio.timeout(5):
+            assert int((await reader.readline()).split()[1]) == status
+        writer.close()

@@ -19,13 +19,9 @@ from tests.unit.ingest.builders import NOW, Bundle, Clock, FakeReviewer, Pods, S
 from verl_gpumonitor.model.report import Report, encode
 from verl_gpumonitor_operator import certs
 from verl_gpumonitor_operator.controller.ingest import IngestLimits, IngestMetrics, ReportService
-from verl_gpumonitor_operator.controller.reportserver import (
-    LiveCertificate,
-    ReportServer,
-    ServerLimits,
-    ServerMetrics,
-)
+from verl_gpumonitor_operator.controller.reportserver import LiveCertificate, ReportServer, ServerMetrics
 from verl_gpumonitor_operator.controller.tokens import TokenMetrics, Tokens, claimed_by
+from verl_gpumonitor_operator.listening import ServerLimits
 
 SERVER_NAME = "gpumonitor-controller.gpumonitor-system.svc"
 NAMES = certs.server_names("gpumonitor", "gpumonitor-system")

@@ -20,8 +20,9 @@ from verl_gpumonitor.model.report import PodRef, RayNode, encode
 from verl_gpumonitor_operator import certs
 from verl_gpumonitor_operator.certificates import CertificateError
 from verl_gpumonitor_operator.controller.ingest import IngestLimits
-from verl_gpumonitor_operator.controller.reportserver import LiveCertificate, ServerLimits
+from verl_gpumonitor_operator.controller.reportserver import LiveCertificate
 from verl_gpumonitor_operator.kube.errors import UnreachableError
+from verl_gpumonitor_operator.listening import ServerLimits
 
 
 async def still_serves(rig: Rig, sequence: int = 1000) -> bool:
@@ -226,9 +227,19 @@ async def test_a_body_that_ends_early(rig: Rig) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/report HTTP/1.1\r\nHost: x\r\nX-Slow: "])
 async def test_a_connection_that_says_nothing_or_too_little(start: StartRig, sent: bytes) -> None:
-    rig = await start(server_limits=ServerLimits(idle_seconds=0.3))
+    rig = await start(server_limits=ServerLimits(first_request_seconds=0.3))
     reader, writer = await _raw(rig)
     writer.write(sent)
+    assert await _closed(reader) == b""
+    writer.close()
+    await rig.drained()
+
+
+async def test_a_connection_that_goes_silent(start: StartRig) -> None:
+    rig = await start(server_limits=ServerLimits(first_request_seconds=0.1, idle_seconds=0.4))
+    reader, writer = await _raw(rig)
+    writer.write(_request(rig.token, b"{"))
+    assert await _answers(reader, 1) == {400: 1}
     assert await _closed(reader) == b""
     writer.close()
     await rig.drained()
