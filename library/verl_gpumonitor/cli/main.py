@@ -5,9 +5,10 @@
 Other packages add subcommands by an entry point of the group `gpumon.commands`: a function that makes the command.
 """
 
+import sys
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
@@ -35,6 +36,23 @@ COMMANDS: Final = {
 all modules would be imported."""
 
 
+class _Named(click.ClickException):
+    """An error of click's, told as all others of ours: with our name before it."""
+
+    def __init__(self, error: click.ClickException) -> None:
+        super().__init__(error.format_message())
+        self.exit_code = error.exit_code  # type: ignore[misc]  # click itself sets it on instances
+        self.ctx = error.ctx if isinstance(error, click.UsageError) else None
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print it, after how the command is called where that was wrong."""
+        where = file or sys.stderr
+        if self.ctx is not None:
+            names = self.ctx.help_option_names
+            click.echo(f"{self.ctx.get_usage()}\nTry '{self.ctx.command_path} {names[-1]}' for help.\n", file=where)
+        click.echo(f"gpumon: {self.message}", file=where)
+
+
 class LazyGroup(click.Group):
     """Knows its commands by name, and imports one when it is wanted."""
 
@@ -49,9 +67,21 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise
+        except click.ClickException as error:
+            raise _Named(error) from error
         except OSError as error:
             output.give_up()
-            raise click.ClickException(f"{error.filename or 'standard output'}: {error.strerror or error}") from error
+            said = click.ClickException(f"{error.filename or 'standard output'}: {error.strerror or error}")
+            raise _Named(said) from error
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Read our own options."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except click.exceptions.NoArgsIsHelpError:
+            raise  # The help itself.
+        except click.ClickException as error:
+            raise _Named(error) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return all names, sorted."""

@@ -79,7 +79,10 @@ def frame(
     unread = (
         "" if node.visible is None or node.visible <= len(node.gpus) else f" of {node.visible} that the driver counts"
     )
-    head = Text(f"{len(gpus)} GPUs{unread}  driver {node.driver_version or 'unknown'}", style="bold")
+    head = Text(
+        f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}{unread}  driver {node.driver_version or 'unknown'}",
+        style="bold",
+    )
     stages = {
         gpu.uuid: stage_of([titles[process.pid] for process in gpu.processes or () if process.pid in titles])
         for gpu in gpus

@@ -82,3 +82,7 @@ def test_a_title_is_read_from_proc_and_a_process_that_is_gone_has_none(tmp_path:
     (tmp_path / "7" / "cmdline").write_bytes(b"python3\0-m\0train\0\0\0")
     assert title_of(7, tmp_path) == "python3 -m train"
     assert title_of(8, tmp_path) is None
+
+
+def test_one_gpu_is_one() -> None:
+    assert drawn(BUSY)[0].startswith("1 GPU  driver")
