@@ -61,7 +61,9 @@ OFF: Final = ("off", "no", "none")
     metavar="URL|auto|off",
     help="Ray's dashboard, which tells what runs; auto looks on this host.",
 )
-@click.option("--proc/--no-proc", default=True, show_default=True, help="Look at processes: titles and memory.")
+@click.option(
+    "--proc/--no-proc", default=True, show_default=True, help="Look at processes: titles, memory, and whose they are."
+)
 @click.option("--marks/--no-marks", default=True, show_default=True, help="Take in what training programs mark.")
 def command(*, output: Path | None, interval: float, duration: float | None, ray: str, proc: bool, marks: bool) -> None:
     """Record this host: load, memory, power of each GPU, host memory, what Ray and programs say of stages, faults.
@@ -96,9 +98,10 @@ def _sources(interval: float, *, ray: str, proc: bool, marks: bool) -> Iterator[
     )
     sampler.start()
     watch, receiver = None, None
+    processes = Processes() if proc else None
     try:
         await_first(sampler)
-        receiver = _receiver() if marks else None
+        receiver = _receiver(processes) if marks else None
         if ray not in OFF:
             watch = RayWatch(None if ray == "auto" else ray)
             watch.start()
@@ -107,7 +110,7 @@ def _sources(interval: float, *, ray: str, proc: bool, marks: bool) -> Iterator[
         yield Sources(
             node=sampler.latest,
             machine=MachineReader(),
-            processes=Processes() if proc else None,
+            processes=processes,
             ray=watch,
             marks=receiver,
         )
@@ -119,9 +122,12 @@ def _sources(interval: float, *, ray: str, proc: bool, marks: bool) -> Iterator[
             receiver.close()
 
 
-def _receiver() -> MarkReceiver:
-    """Listen for marks. Where the port is another's, marks are not in the trace; it is tried again now and then."""
-    receiver = MarkReceiver()
+def _receiver(processes: Processes | None) -> MarkReceiver:
+    """Listen for marks, of the job's own processes where these are looked at.
+
+    Where the port is another's, marks are not in the trace; it is tried again now and then.
+    """
+    receiver = MarkReceiver(wanted=lambda mark: processes is None or processes.is_the_jobs(mark.pid))
     if receiver.problem:
         _say(f"marks of training programs are not recorded, somebody else receives them: {receiver.problem}")
     return receiver
@@ -148,6 +154,8 @@ def _record(
     finally:
         output.close()
     _say(f"{clock(recorder.seconds)} recorded, {recorder.lines} lines")
+    for note in recorder.notes:
+        _say(note)
     if target is not None:
         _say(f"see it with: gpumon diagnose {target}")
 

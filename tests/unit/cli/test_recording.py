@@ -4,6 +4,7 @@
 
 import gzip
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import pytest
 from verl_gpumonitor.cli.recording.file import TraceFile
 from verl_gpumonitor.cli.recording.gpus import GpuLines
 from verl_gpumonitor.cli.recording.jobs import FollowedJob
+from verl_gpumonitor.cli.recording.kin import holders_of
 from verl_gpumonitor.cli.recording.order import InOrder
-from verl_gpumonitor.cli.recording.processes import Processes
+from verl_gpumonitor.cli.recording.processes import UNLISTED, Processes
 from verl_gpumonitor.cli.recording.ray import dashboard_url, running_names
 from verl_gpumonitor.cli.recording.spans import Spans
 from verl_gpumonitor.cli.times import seconds
@@ -174,6 +176,14 @@ def test_a_job_is_followed_to_its_end_and_then_the_next_one() -> None:
     assert followed.first.submission_id == "job-1"
 
 
+def test_of_two_jobs_of_one_ray_it_is_not_known_which_is_recorded() -> None:
+    followed = FollowedJob()
+    assert followed.look([job("RUNNING", "job-2"), job("RUNNING")]) is None
+    assert followed.first is None
+    change = followed.look([job("RUNNING", "job-2"), job("SUCCEEDED")])
+    assert change is not None
+
+
 def task(name: str, number: int, begin: float | None = 5.0, actor: str = "") -> RayTask:
     return RayTask(task_id=f"t{number}", name=name, node_id="n", pid=41, begin=begin, actor_id=actor)
 
@@ -211,19 +221,23 @@ class Proc:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def put(self, pid: int, command: str, *, parent: int = 1, pages: int = 10) -> None:
+    def put(
+        self, pid: int, command: str, *, parent: int = 1, pages: int = 10, container: str = "", inner: int | None = None
+    ) -> None:
+        """A process. `container`: 64 hexadecimal digits of a runtime's, or nothing; `inner`: its number therein."""
         folder = self.path / str(pid)
         folder.mkdir(exist_ok=True)
         (folder / "cmdline").write_bytes(
             command.replace(" ", "\0").encode() if command[:5] != "ray::" else command.encode()
         )
-        (folder / "stat").write_text(f"{pid} (x) S {parent} " + "0 " * 18)
+        name = command.split()[0].rpartition("/")[2] if command else "x"
+        (folder / "stat").write_text(f"{pid} ({name[:15]}) S {parent} " + "0 " * 18)
+        (folder / "cgroup").write_text(f"0::/kubepods/pod1/{container}\n" if container else "0::/session-3.scope\n")
+        (folder / "status").write_text(f"Name:\tx\nNSpid:\t{pid}" + (f"\t{inner}" if inner else "") + "\n")
         (folder / "statm").write_text(f"100 {pages} 0 0 0 0 0")
 
     def end(self, pid: int) -> None:
-        for name in ("cmdline", "stat", "statm"):
-            (self.path / str(pid) / name).unlink()
-        (self.path / str(pid)).rmdir()
+        shutil.rmtree(self.path / str(pid))
 
 
 @pytest.fixture
@@ -237,6 +251,7 @@ def titles(processes: Processes, now: float, *, ray: bool = True) -> list[tuple[
 
 def test_a_title_is_told_when_it_changes(proc: Proc) -> None:
     processes = Processes(proc.path)
+    proc.put(3, "raylet")
     proc.put(7, "ray::WorkerDict", parent=3)
     proc.put(8, "VLLM::EngineCore", parent=3)
     proc.put(9, "bash -c x")
@@ -289,6 +304,7 @@ def test_a_process_that_nobody_has_waited_for_has_left_it_too(proc: Proc) -> Non
         ("bash -c python3\u00a0-m\u00a0verl.trainer.main_ppo", False),
         ("vim verl/trainer/main_ppo.py", False),
         ("python3 -m pip install verl", False),
+        ("python3 /usr/bin/ray job submit --address http://h:8265 -- python3 -m verl.trainer.main_ppo a=b", False),
     ],
 )
 def test_the_driver_is_known_by_its_command(proc: Proc, command: str, leads: bool) -> None:
@@ -331,6 +347,186 @@ def test_the_largest_processes_come_first(proc: Proc) -> None:
         (6, "p6", 30 * os.sysconf("SC_PAGE_SIZE")),
         (7, "p7", 20 * os.sysconf("SC_PAGE_SIZE")),
     ]
+
+
+# --- whose processes they are ----------------------------------------------------------------------------------
+
+POD, OTHER_POD = "a" * 64, "b" * 64
+PPO = "python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=8"
+SFT = "python3 -m verl.trainer.sft_trainer model=qwen"
+
+
+def other_pods_ray(proc: Proc) -> None:
+    """Another pod of the node, in which a Ray job runs."""
+    proc.put(40, "raylet", container=OTHER_POD)
+    proc.put(41, UPDATE, parent=40, container=OTHER_POD)
+    proc.put(42, "ray::IDLE", parent=40, container=OTHER_POD)
+    proc.put(43, PPO, parent=40, container=OTHER_POD)
+    proc.put(44, f"python3 /usr/bin/ray job submit -- {PPO}", container=OTHER_POD)
+
+
+def looked(processes: Processes, *holders: int, listed: bool = True) -> set[int]:
+    """Look at /proc while these hold the GPUs; return whose titles are told."""
+    processes.on_gpus(frozenset(holders) if listed else None)
+    return {new.pid for new in processes.titles(0.0)}
+
+
+def said(processes: Processes) -> tuple[str | None, str | None]:
+    """The job's command, and why something is not told."""
+    return processes.command, processes.note
+
+
+def test_another_pods_job_is_not_told_for_ones_own(proc: Proc) -> None:
+    other_pods_ray(proc)
+    proc.put(7, "python3 train.py")
+    processes = Processes(proc.path)
+    assert looked(processes, 7) == set()
+    assert (processes.command, processes.note) == (None, None)
+    assert not processes.sees_ray
+    assert not any(map(processes.is_the_jobs, (40, 41, 42, 43, 44)))
+    assert processes.is_the_jobs(7)
+
+
+def test_nothing_is_told_before_it_is_known_who_holds_the_gpus(proc: Proc) -> None:
+    other_pods_ray(proc)
+    processes = Processes(proc.path)
+    assert looked(processes) == set()
+    assert (processes.command, processes.sees_ray) == (None, False)
+    assert looked(processes, 41) == {41}, "what it does is told as soon as it is"
+    assert (processes.command, processes.sees_ray) == (PPO, True)
+
+
+@pytest.mark.parametrize("container", [POD, ""], ids=["in a container", "on the host"])
+def test_the_driver_and_all_workers_of_a_ray_job_are_its_own(proc: Proc, container: str) -> None:
+    other_pods_ray(proc)
+    proc.put(10, "raylet", container=container)
+    for pid in (11, 12):
+        proc.put(pid, UPDATE, parent=10, container=container)
+    proc.put(13, "ray::JobSupervisor", parent=10, container=container)
+    proc.put(14, f"{SFT}", parent=13, container=container)
+    processes = Processes(proc.path)
+    assert looked(processes, 11) == {11, 12}
+    assert processes.command == SFT
+
+
+def test_a_driver_in_the_container_is_the_jobs_whoever_began_it(proc: Proc) -> None:
+    other_pods_ray(proc)
+    proc.put(10, "raylet", container=POD)
+    proc.put(11, UPDATE, parent=10, container=POD)
+    proc.put(20, SFT, container=POD)
+    processes = Processes(proc.path)
+    looked(processes, 11)
+    assert processes.command == SFT
+
+
+def test_a_driver_on_the_host_is_that_of_the_ray_beside_it_if_it_is_the_only_one(proc: Proc) -> None:
+    proc.put(10, "raylet")
+    proc.put(11, UPDATE, parent=10)
+    proc.put(19, "bash")
+    proc.put(20, PPO, parent=19)
+    one = Processes(proc.path)
+    looked(one, 11)
+    assert one.command == PPO
+    proc.put(21, SFT, parent=19)
+    two = Processes(proc.path)
+    looked(two, 11)
+    assert two.command is None
+
+
+def test_ranks_have_the_command_of_whoever_began_them(proc: Proc) -> None:
+    launcher = f"python3 /usr/bin/torchrun --nproc 2 -m {SFT.removeprefix('python3 -m ')}"
+    proc.put(20, launcher)
+    for pid in (21, 22):
+        proc.put(pid, SFT, parent=20)
+    processes = Processes(proc.path)
+    looked(processes, 21, 22)
+    assert processes.command == launcher
+
+
+def test_of_two_jobs_on_the_gpus_no_command_is_told(proc: Proc) -> None:
+    proc.put(7, SFT, container=POD)
+    proc.put(8, PPO, container=OTHER_POD)
+    processes = Processes(proc.path)
+    looked(processes, 7, 8)
+    assert processes.command is None
+    assert "Several jobs" in (processes.note or "")
+    proc.end(8)
+    looked(processes, 7)
+    assert processes.command is None, "whose the record is is not known any better"
+
+
+def test_the_next_job_on_the_gpus_does_not_change_the_command(proc: Proc) -> None:
+    proc.put(7, SFT, container=POD)
+    processes = Processes(proc.path)
+    looked(processes, 7)
+    proc.end(7)
+    proc.put(8, PPO, container=OTHER_POD)
+    looked(processes, 8)
+    assert processes.command == SFT
+
+
+def test_a_number_that_is_given_to_another_process_is_anothers(proc: Proc) -> None:
+    proc.put(7, "python3 train.py")
+    processes = Processes(proc.path)
+    looked(processes, 7)
+    proc.end(7)
+    looked(processes)
+    proc.put(7, UPDATE, container=OTHER_POD)
+    assert looked(processes) == set()
+
+
+def test_where_the_driver_lists_nobody_the_only_job_is_told(proc: Proc) -> None:
+    other_pods_ray(proc)
+    processes = Processes(proc.path)
+    assert looked(processes, listed=False) == {41}
+    assert (processes.command, processes.note) == (PPO, None)
+    proc.put(20, SFT, container=POD)
+    looked(processes, listed=False)
+    assert (processes.command, processes.note) == (PPO, None), "whose record it is is known by now"
+
+
+def test_where_the_driver_lists_nobody_and_there_are_two_jobs_none_is_told(proc: Proc) -> None:
+    other_pods_ray(proc)
+    proc.put(20, SFT, container=POD)
+    processes = Processes(proc.path)
+    assert looked(processes, listed=False) == set()
+    assert looked(processes, 999) == set(), "nor where the processes that it lists are not to be seen"
+    assert said(processes) == (None, UNLISTED)
+    assert not processes.sees_nobody
+    assert looked(processes, 41) == {41}
+    assert said(processes) == (PPO, None)
+
+
+def test_a_mark_tells_the_number_that_its_process_has_in_its_container(proc: Proc) -> None:
+    proc.put(10, "raylet", container=POD)
+    proc.put(11, UPDATE, parent=10, container=POD)
+    proc.put(12, PPO, parent=10, container=POD, inner=7)
+    proc.put(43, SFT, container=OTHER_POD, inner=9)
+    processes = Processes(proc.path)
+    looked(processes, 11)
+    assert processes.is_the_jobs(7)
+    assert not processes.is_the_jobs(9)
+
+
+def gpu(used: int, *pids: int, listed: bool = True, state: GpuState = GpuState.OK) -> GpuSample:
+    processes = tuple(GpuProcess(pid=pid) for pid in pids) if listed else None
+    return GpuSample(uuid=f"GPU-{used}", memory_used_bytes=used, processes=processes, state=state)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "holders"),
+    [
+        pytest.param([gpu(0), gpu(1)], set(), id="nobody is there"),
+        pytest.param([gpu(5 * GIB, 7), gpu(6 * GIB, 7, 8)], {7, 8}, id="some are"),
+        pytest.param([gpu(5 * GIB, listed=False)], None, id="the driver does not list them"),
+        pytest.param([gpu(5 * GIB), gpu(1)], None, id="memory is held, and nobody listed"),
+        pytest.param([gpu(GIB // 2), gpu(1)], set(), id="the driver's own part"),
+        pytest.param([gpu(5 * GIB), gpu(6 * GIB, 7)], {7}, id="listed on one"),
+        pytest.param([gpu(5 * GIB, 7, state=GpuState.LOST)], None, id="the only one is lost"),
+    ],
+)
+def test_who_holds_the_gpus(gpus: list[GpuSample], holders: set[int] | None) -> None:
+    assert holders_of(NodeSample(gpus=tuple(gpus))) == holders
 
 
 # --- the file --------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class PhaseChange(NamedTuple):
 
 
 class FollowedJob:
-    """Follows the newest job that is seen alive; when it is over, the next one."""
+    """Follows the job that is seen alive; when it is over, the next one. Of several at once, it is not known which."""
 
     def __init__(self) -> None:
         """None was seen."""
@@ -42,7 +42,7 @@ class FollowedJob:
             ended = self._told(own) if own is not None else None
             if ended is not None:
                 return ended  # The next one is met at the next look.
-            own = next((info for info in infos if info.status in _ALIVE), None)
+            own = only_alive(infos)
         if own is None:
             return None
         if self.info is None or not _same(own, self.info):
@@ -58,6 +58,12 @@ class FollowedJob:
         self.phase = phase
         name = f"Ray job {info.submission_id}" if info.submission_id else "the driver's Ray job"
         return PhaseChange(phase, f"{name} is {info.status}")
+
+
+def only_alive(infos: Sequence[RayJobInfo]) -> RayJobInfo | None:
+    """Return the job that is alive; None where there is none, or more than one."""
+    alive = [info for info in infos if info.status in _ALIVE]
+    return alive[0] if len(alive) == 1 else None
 
 
 def _same(one: RayJobInfo, other: RayJobInfo) -> bool:

@@ -3,11 +3,14 @@
 """What /proc shows of this host's processes: titles that Ray and engines give them, memory, the command that leads.
 
 Command lines may hold secrets, which are taken out before anything is kept. Most processes are nobody's of interest:
-these are looked at again seldom, in turns.
+these are looked at again seldom, in turns. Titles and commands are told of the job's own processes alone (`Kin`): of
+those with a tie to who holds a GPU. Where the driver does not list who does, of the only job that there is; where there
+are several, of none.
 """
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,6 +19,8 @@ from verl_gpumonitor.model.trace import HostProcess
 from verl_gpumonitor.stages.names import classify
 from verl_gpumonitor.stages.sources.titles import PROC, parse_stat, parse_title
 from verl_gpumonitor.stages.tables import Kind
+
+from .kin import Kin
 
 MAX_TITLE: Final = 256
 """Characters of a title that are kept."""
@@ -26,7 +31,14 @@ IDLE_SECONDS: Final = 2.5
 """A server of rollouts shows itself idle whenever one of its calls ends: only after so long it is."""
 _LEADS: Final = re.compile(rb"[^\0]*python[^/\0]*\0(?:[^\0]*\0)*?(?:verl\.trainer\.|[^\0]*verl/trainer/)")
 """Command line of a verl driver: Python with one of verl's trainers, and not a shell or an editor that names one."""
+_SUBMITS: Final = b"\0job\0submit\0"
+"""Who submits a job to Ray does not lead it: the driver has the same words in its own command."""
 _RAY: Final = "ray::"
+SEVERAL: Final = "Several jobs run on these GPUs: of none of them the command is told."
+UNLISTED: Final = (
+    "The driver does not list the processes on the GPUs, and several jobs run on this host: whose record this is is not"
+    " known, so that commands, stages and marks of none of them are in it."
+)
 _MAX_ANCESTORS: Final = 16
 
 
@@ -54,6 +66,10 @@ class Processes:
     def __init__(self, proc: Path = PROC) -> None:
         """`proc`: of the process namespace that is recorded."""
         self._proc = proc
+        self._kin = Kin(proc)
+        self._holders: frozenset[int] | None = None
+        self._leads: dict[int, str] = {}
+        """Processes that lead a job, anybody's -> command line, without secrets."""
         self._titled: dict[int, _Titled] = {}
         self._others: set[int] = set()
         """Processes without such a title, and those that have only inherited one."""
@@ -61,7 +77,13 @@ class Processes:
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._shown: dict[int, tuple[bytes, str]] = {}
         self.command: str | None = None
-        """Command line of verl's driver, without secrets; None while none was seen."""
+        """Command line of the job's driver, without secrets; None while none was seen, or more than one."""
+        self.note: str | None = None
+        """Why something is not told that is to be seen."""
+
+    def on_gpus(self, holders: frozenset[int] | None) -> None:
+        """Say who holds the host's GPUs; None where the driver does not list them."""
+        self._holders = holders
 
     def titles(self, now: float, *, ray: bool = True) -> list[NewTitle]:
         """Return the titles that are new since the last call. `ray`: those of Ray's workers, too.
@@ -75,15 +97,32 @@ class Processes:
         for pid in gone:
             del self._titled[pid]
         self._others &= pids
+        for pid in self._leads.keys() - pids:
+            del self._leads[pid]
         turn = self._scans % RARE_SCANS
-        due = (pid for pid in pids if pid not in self._others or pid % RARE_SCANS == turn)
-        found += [self._look_at(pid, now, ray=ray) for pid in due]
+        for pid in [pid for pid in pids if pid not in self._others or pid % RARE_SCANS == turn]:
+            self._look_at(pid)
+        self._learn_kin(pids)
+        self._find_command()
+        found += [self._tell(pid, process, now, ray=ray) for pid, process in self._titled.items() if self._kin.has(pid)]
         return [title for title in found if title is not None]
 
     @property
     def sees_ray(self) -> bool:
-        """Whether any process has a title of Ray's."""
-        return any(process.raw.startswith(_RAY.encode()) for process in self._titled.values())
+        """Whether a process of the job has a title of Ray's."""
+        return any(_is_rays(process) and self._kin.has(pid) for pid, process in self._titled.items())
+
+    @property
+    def sees_nobody(self) -> bool:
+        """Whether the driver lists nobody, and no job's process is to be seen: all may be in another container."""
+        return not self._holders_seen and not self._titled and not self._leads
+
+    def is_the_jobs(self, pid: int) -> bool:
+        """Say whether a process is the job's. `pid`: its number here, or in its own container."""
+        if self._kin.has(pid):
+            return True
+        ours = [one for one in (*self._titled, *self._leads) if self._kin.has(one)]
+        return any(self._kin.inner(one) == pid for one in ours)
 
     def largest(self, count: int) -> list[HostProcess]:
         """Return the processes with most resident memory, the largest first."""
@@ -109,20 +148,72 @@ class Processes:
         self._shown[pid] = (raw, shown)
         return shown
 
-    def _look_at(self, pid: int, now: float, *, ray: bool) -> NewTitle | None:
+    @property
+    def _holders_seen(self) -> bool:
+        """Whether it is known who holds the GPUs: nobody, or somebody of whom a process is to be seen here."""
+        return self._holders is not None and (not self._holders or any(map(self._kin.stat, self._holders)))
+
+    def _learn_kin(self, pids: set[int]) -> None:
+        self._kin.keep(pids)
+        if self._holders_seen:
+            self.note = None if self.note == UNLISTED else self.note
+            for pid in self._holders or ():
+                self._kin.join(pid)
+            self._join_driver()
+            return
+        heads = {self._head_of(pid) for pid in (*self._titled, *self._leads)}
+        jobs = {self._kin.place(head) or head for head in heads}
+        if len(jobs) == 1 and not any(map(self._kin.has, heads)):
+            self._kin.join(heads.pop())
+        elif len(jobs) > 1 and not any(map(self._kin.has, heads)):
+            self.note = UNLISTED
+
+    def _join_driver(self) -> None:
+        """Take the only driver there is, outside of containers, for that of the job's Ray, of which it is no child."""
+        loose = [pid for pid in self._topmost(self._leads) if self._kin.place(pid) is None]
+        rays = [pid for pid, process in self._titled.items() if _is_rays(process) and self._kin.has(pid)]
+        if len(loose) == 1 and rays and all(self._kin.place(pid) is None for pid in rays):
+            self._kin.join(loose[0])
+
+    def _head_of(self, pid: int) -> int:
+        """Return the topmost process above this one that is of a job: a raylet, or one with a title or command."""
+        above = [
+            one
+            for one in self._kin.ancestors(pid)
+            if one in self._titled or one in self._leads or self._kin.is_raylet(one)
+        ]
+        return above[-1] if above else pid
+
+    def _topmost(self, pids: Iterable[int]) -> list[int]:
+        """Return those that none of the others began."""
+        among = set(pids)
+        return [pid for pid in among if among.isdisjoint(self._kin.ancestors(pid))]
+
+    def _find_command(self) -> None:
+        """Take the job's command once, while there is only one: who comes later has another record."""
+        if self.command is not None or self.note == SEVERAL:
+            return
+        leads = self._topmost(pid for pid in self._leads if self._kin.has(pid))
+        commands = {self._leads[pid] for pid in leads}
+        if len(commands) == 1:
+            self.command = commands.pop()
+        elif commands:
+            self.note = SEVERAL
+
+    def _look_at(self, pid: int) -> None:
         raw = self._read(pid, "cmdline", 1024)
         process = self._titled.get(pid)
         if process is None:
             title = parse_title(raw)
             if not title or not self._is_its_own(pid, title):
                 self._meet_other(pid, raw)
-                return None
+                return
             self._others.discard(pid)
             process = self._titled[pid] = _Titled(raw, self._parent(pid))
         process.raw = raw
-        return self._tell(pid, process, parse_title(raw), now, ray=ray)
 
-    def _tell(self, pid: int, process: _Titled, title: str, now: float, *, ray: bool) -> NewTitle | None:
+    def _tell(self, pid: int, process: _Titled, now: float, *, ray: bool) -> NewTitle | None:
+        title = parse_title(process.raw)
         if not title:
             title = _idle(process.said)  # It has ended, and its parent has not heard of it yet.
         elif title.startswith(_RAY) and not ray:
@@ -147,9 +238,9 @@ class Processes:
 
     def _meet_other(self, pid: int, raw: bytes) -> None:
         self._others.add(pid)
-        if self.command is None and _LEADS.match(raw):
+        if pid not in self._leads and _LEADS.match(raw) and _SUBMITS not in raw:
             text = self._read(pid, "cmdline", MAX_COMMAND).rstrip(b"\0 ").replace(b"\0", b" ")
-            self.command = redact(text.decode("utf-8", "replace"))
+            self._leads[pid] = redact(text.decode("utf-8", "replace"))
 
     def _is_its_own(self, pid: int, title: str) -> bool:
         """Say whether no parent has a title of Ray's: a forked child keeps the one that its parent had."""
@@ -190,6 +281,10 @@ class Processes:
             return b""
         finally:
             os.close(file)
+
+
+def _is_rays(process: _Titled) -> bool:
+    return process.raw.startswith(_RAY.encode())
 
 
 def _works(title: str) -> bool:

@@ -200,6 +200,8 @@ class RayWatch:
     def __init__(self, url: str | None = None, *, agents: Callable[[], Sequence[str]] = agent_urls) -> None:
         """`url`: of the dashboard; None: the usual one."""
         self.url = dashboard_url(url)
+        self.named = url is not None
+        """Whether the user said whose it is."""
         self._tasks = RayTasks(self.url, _read)
         self._agent = AgentNames(agents)
         self._jobs = RayJobs(self.url)

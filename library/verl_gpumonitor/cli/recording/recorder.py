@@ -33,7 +33,8 @@ from verl_gpumonitor.stages.sources.mark_book import StepSpan
 from verl_gpumonitor.stages.sources.marks import MarkReceiver
 
 from .gpus import GpuLines
-from .jobs import FollowedJob
+from .jobs import FollowedJob, only_alive
+from .kin import holders_of
 from .order import InOrder
 from .processes import Processes
 from .ray import RayNews, RayWatch
@@ -45,6 +46,7 @@ HOST_SECONDS: Final = 10.0
 LARGEST: Final = 10
 """Processes of a host line."""
 SHM: Final = "/dev/shm"  # noqa: S108 - it is measured, nothing is written
+UNCHECKED: Final = "Processes were not looked at: whether Ray and marks tell of the job on these GPUs was not checked."
 _encoder: Final = msgspec.json.Encoder()
 
 
@@ -82,7 +84,10 @@ class Recorder:
         self._tasks, self._marks, self._steps = Spans(), Spans(), StepEnds()
         self._job = FollowedJob()
         self._order = InOrder()
+        self._ray_is_ours = False
+        """Whether Ray's servers are those of the job on the GPUs; once they are, they stay."""
         self._entrypoint: str | None = None
+        self._noted: list[str] = []
         self.lines = 0
         """Lines that were given out."""
         self._add(JobLine(t=0.0, phase="Running", message="the recording began"))
@@ -108,14 +113,14 @@ class Recorder:
             )
             for gpu in node.gpus
         ]
-        self._entrypoint = self._known_entrypoint()
+        self._entrypoint, self._noted = self._known_entrypoint(), self.notes
         return Header(
             format=TRACE_FORMAT,
             workload=Workload(kind="Host", name=(job and job.submission_id) or self._pod),
             entrypoint=self._entrypoint,
             frameworks=Frameworks(
                 verl=(job and job.verl_version) or _installed("verl"),
-                ray=news.ray_version or _installed("ray"),
+                ray=(news.ray_version if self._ray_is_ours else None) or _installed("ray"),
                 torch=_installed("torch"),
             ),
             pods=[
@@ -128,12 +133,21 @@ class Recorder:
                     gpus=gpus,
                 )
             ],
+            notes=self._noted or None,
         )
 
     @property
     def header_is_old(self) -> bool:
-        """Whether the job's command is known now that was not when the header was made."""
-        return self._entrypoint is None and self._known_entrypoint() is not None
+        """Whether the job's command is known now that was not when the header was made, or there is more to note."""
+        return (self._entrypoint is None and self._known_entrypoint() is not None) or self._noted != self.notes
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not in the record, and why, and what was not checked."""
+        sources = self._sources
+        if sources.processes is not None:
+            return [] if sources.processes.note is None else [sources.processes.note]
+        return [UNCHECKED] if sources.marks is not None or (sources.ray is not None and not sources.ray.named) else []
 
     def turn(self) -> bytes:
         """Look at everything that is due; return the lines that are ready. To be called twice a second."""
@@ -155,6 +169,8 @@ class Recorder:
 
     def _look_at_gpus(self, now: float) -> None:
         node = self._sources.node()
+        if self._sources.processes is not None:
+            self._sources.processes.on_gpus(holders_of(node))
         self._extend(self._gpus.events(node, now))
         if now >= self._samples_due:
             self._samples_due = max(self._samples_due + self._interval, now + self._interval / 2)
@@ -167,7 +183,7 @@ class Recorder:
         if self._sources.processes is None:
             return
         t = self._t()
-        by_state = self._news().by == "state"
+        by_state = self._ray_is_ours and self._news().by == "state"
         found = self._sources.processes.titles(now, ray=not by_state)
         self._extend(
             TitleLine(t=t, pod=self._pod, pid=new.pid, title=new.title, parent_pid=new.parent_pid) for new in found
@@ -181,6 +197,9 @@ class Recorder:
             return
         ray.agent_wanted = processes is None or not processes.sees_ray
         news = ray.latest()
+        self._ray_is_ours = self._ray_is_ours or self._is_ours(ray)
+        if not self._ray_is_ours:
+            return
         told = news.by == "state" or (news.by == "agent" and ray.agent_wanted)
         for change in self._tasks.look(news.running if told else (), self._wall()):
             interval = change.interval
@@ -197,6 +216,13 @@ class Recorder:
         phase = self._job.look(news.jobs)
         if phase is not None:
             self._add(JobLine(t=self._t(), phase=phase.phase, message=phase.message))
+
+    def _is_ours(self, ray: RayWatch) -> bool:
+        """Say whether Ray's servers are the job's: named by the user, seen on the GPUs, or all that is to be seen."""
+        processes = self._sources.processes
+        if ray.named or processes is None or processes.sees_ray:
+            return True
+        return processes.sees_nobody and only_alive(ray.latest().jobs) is not None
 
     def _look_at_marks(self) -> None:
         marks = self._sources.marks

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from verl_gpumonitor.model.marks import EVERY_NODE, MAX_MARK_BYTES, STEP, MarkScope, decode
+from verl_gpumonitor.model.marks import EVERY_NODE, MAX_MARK_BYTES, STEP, Mark, MarkScope, decode
 from verl_gpumonitor.model.samples import HostSample
 from verl_gpumonitor.model.stages import StageSource, StageWord
 from verl_gpumonitor.model.wiring import MARKS_PORT
@@ -41,11 +41,16 @@ class MarkReceiver:
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        wanted: Callable[[Mark], bool] = lambda _: True,
     ) -> None:
-        """Bind the port on localhost, if it is free; else try again now and then. 0 takes a free one."""
+        """Bind the port on localhost, if it is free; else try again now and then. 0 takes a free one.
+
+        `wanted`: says whether a mark's process is one of those whose marks are taken; other marks count for nothing.
+        """
         self._port = port
         self._clock = clock
         self._monotonic = monotonic
+        self._wanted = wanted
         self._book = MarkBook()
         self._socket: socket.socket | None = None
         self._bind_at = monotonic()
@@ -85,7 +90,7 @@ class MarkReceiver:
             mark = decode(datagram)
             if mark is None:
                 self.foreign += 1
-            else:
+            elif self._wanted(mark):
                 self._book.observe(mark, now)
         return MAX_TAKEN
 
