@@ -104,7 +104,14 @@ def webhook_metrics() -> dict[str, Series]:
     metrics = WebhookMetrics()
     metrics.requests.labels("injected", "")
     metrics.certificate_loads.labels("loaded")
-    instruments = (metrics.requests, metrics.seconds, metrics.certificate_loads, metrics.paused)
+    instruments = (
+        metrics.requests,
+        metrics.seconds,
+        metrics.certificate_loads,
+        metrics.connections,
+        metrics.connections_refused,
+        metrics.paused,
+    )
     return described(family for instrument in instruments for family in instrument.collect())
 
 

@@ -31,17 +31,17 @@ class Metrics:
             ["result"],
             registry=self._registry,
         )
-        self._connections = Gauge(
+        self.connections = Gauge(
             "gpumonitor_admission_connections", "Connections that are open now.", registry=self._registry
         )
-        self._refused = Counter(
+        self.connections_refused = Counter(
             "gpumonitor_admission_connections_refused",
             "Connections that were closed unserved, by the limit that was reached, in their handshake, or as no HTTP.",
             ["reason"],
             registry=self._registry,
         )
         for reason in ("total", "peer", "handshake", "http"):
-            self._refused.labels(reason)
+            self.connections_refused.labels(reason)
         self.paused = Gauge(
             "gpumonitor_admission_injection_paused",
             "1 while nothing is injected: the circuit breaker is open, or no controller renews its Lease.",
@@ -50,15 +50,15 @@ class Metrics:
 
     def open(self, number: int) -> None:
         """Take note how many connections are open now."""
-        self._connections.set(number)
+        self.connections.set(number)
 
     def refused(self, reason: str) -> None:
         """Count a connection that was not served."""
-        self._refused.labels(reason).inc()
+        self.connections_refused.labels(reason).inc()
 
     def broken(self) -> None:
         """Count a request that was no HTTP, or whose sender went away in the middle."""
-        self._refused.labels("http").inc()
+        self.connections_refused.labels("http").inc()
 
     def rendered(self) -> bytes:
         """Return the exposition format."""

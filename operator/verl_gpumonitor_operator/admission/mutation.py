@@ -97,6 +97,10 @@ def not_ours(pod: Json, namespace_name: str, policy: operator_settings.Settings)
         return Skip(reason=SkipReason.NOT_A_JOB)
     if not _well_formed(pod):
         return Skip(reason=SkipReason.MALFORMED)
+    if pods.is_bulky(pod):
+        return Skip(
+            reason=SkipReason.POD_TOO_LARGE, message="it has more containers, volumes or resources than any job"
+        )
     if wiring.CONTAINER_NAME in _container_names(pod) and wiring.ANNOTATION_INJECTED in pods.annotations(pod):
         unsettled = presence.position(pod) is not None and not presence.is_settled(
             pod, policy.injection.sidecar_resources
@@ -251,7 +255,7 @@ def _with_other_resources(
     resources: Resources,
 ) -> Outcome:
     """Give the sidecar that is there these resources, and check the pod as if it got the whole sidecar now."""
-    operations = presence.resized(pod, resources)
+    operations = (*presence.resized(pod, resources), *presence.off_the_host(pod))
     bare, patched = presence.without(pod), jsonpatch.applied(pod, operations)
     added = dict(_own_container(patched))
     skip = (

@@ -26,6 +26,12 @@ MIRROR_ANNOTATIONS: Final = ("kubernetes.io/config.mirror", "kubernetes.io/confi
 
 _QOS_RESOURCES: Final = ("cpu", "memory")
 
+MAX_CONTAINERS: Final = 200
+MAX_AMOUNTS: Final = 1000
+"""Entries of requests and limits of all containers; a usual pod has some ten."""
+MAX_PARTS: Final = 2000
+"""Volumes, and ports of all containers."""
+
 
 class QosClass(StrEnum):
     """Kubernetes' quality of service classes."""
@@ -87,6 +93,22 @@ def init_containers(pod: Json) -> list[Json]:
 def volumes(pod: Json) -> list[Json]:
     """Return `spec.volumes`."""
     return [mapping(volume) for volume in listing(spec(pod).get("volumes"))]
+
+
+def is_bulky(pod: Json) -> bool:
+    """Whether it has more parts than any job, and to judge it would take seconds, in which all other pods wait.
+
+    Before it asks us, the API server bounds an object by size alone: 3 MiB hold 4,000 containers or 80,000 resources.
+    """
+    held = spec(pod)
+    counts = [len(listing(held.get(key))) for key in ("containers", "initContainers")]
+    if sum(counts) > MAX_CONTAINERS or len(listing(held.get("volumes"))) > MAX_PARTS:
+        return True
+    each = [*containers(pod), *init_containers(pod)]
+    lists = [mapping(one.get("resources")) for one in [*each, held]]
+    amounts = sum(len(mapping(one.get(kind))) for one in lists for kind in ("limits", "requests"))
+    overhead = len(mapping(held.get("overhead")))
+    return amounts + overhead > MAX_AMOUNTS or sum(len(listing(one.get("ports"))) for one in each) > MAX_PARTS
 
 
 def is_native_sidecar(container: Json) -> bool:
@@ -236,6 +258,35 @@ def total_requests(pod: Json) -> dict[str, Amount]:
 def scheduled_requests(pod: Json) -> dict[str, Amount]:
     """Requests of the whole pod with its runtime's overhead, as the scheduler counts them."""
     return quantities.plus(total_requests(pod), quantities.parse_all(spec(pod).get("overhead")))
+
+
+def common_user(pod: Json) -> int | None:
+    """The uid that all containers are told to run as; None where one is told none, or they differ."""
+    whole = mapping(spec(pod).get("securityContext")).get("runAsUser")
+    users = {
+        mapping(container.get("securityContext")).get("runAsUser", whole)
+        for container in [*containers(pod), *init_containers(pod)]
+    }
+    user = users.pop() if len(users) == 1 else None
+    return user if isinstance(user, int) and not isinstance(user, bool) else None
+
+
+def has_private_token(pod: Json) -> bool:
+    """Whether a volume holds a token that only its owner may read.
+
+    The kubelet gives such a file to the uid that all containers of the pod have in common, and to root where they have
+    none. A group of the pod (`fsGroup`) may always read it.
+    """
+    if mapping(spec(pod).get("securityContext")).get("fsGroup") is not None:
+        return False
+    return any(_is_private_token(mapping(volume.get("projected"))) for volume in volumes(pod))
+
+
+def _is_private_token(projected: Json) -> bool:
+    mode = projected.get("defaultMode", 0o644)
+    sources = [mapping(source) for source in listing(projected.get("sources"))]
+    has_token = any("serviceAccountToken" in source or "podCertificate" in source for source in sources)
+    return has_token and isinstance(mode, int) and not mode & 0o004
 
 
 def shm_volume(pod: Json) -> str | None:

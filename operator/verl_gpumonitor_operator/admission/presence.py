@@ -51,13 +51,40 @@ def resized(pod: Json, resources: Resources) -> tuple[Operation, ...]:
     return () if index is None else (Operation(op="add", path=path, value=resources),)
 
 
+def off_the_host(pod: Json) -> tuple[Operation, ...]:
+    """Return what takes the sidecar off the node's ports, where the pod is on the node's network by now.
+
+    The API server makes each declared port one of the node's there, and a second such pod would find no node; and Ray
+    on the node's loopback may be another pod's.
+    """
+    index = position(pod)
+    if index is None or not declares_ports_of_the_host(pod):
+        return ()
+    held = pods.init_containers(pod)[index]
+    root = ("spec", "initContainers", str(index))
+    values = {wiring.ENV_METRICS_PORT: "0", wiring.ENV_RAY_METRICS_URL: "", wiring.ENV_RAY_DASHBOARD_URL: ""}
+    operations = [Operation(op="remove", path=pointer(*root, "ports"))]
+    for number, variable in enumerate(map(pods.mapping, pods.listing(held.get("env")))):
+        name = pods.text(variable.get("name"))
+        if name in values:
+            entry = {"name": name, "value": values[name]}
+            operations.append(Operation(op="replace", path=pointer(*root, "env", str(number)), value=entry))
+    return tuple(operations)
+
+
+def declares_ports_of_the_host(pod: Json) -> bool:
+    """Whether our sidecar declares a port in a pod that is on the node's network."""
+    index = position(pod)
+    return index is not None and pods.uses_host_network(pod) and bool(pods.init_containers(pod)[index].get("ports"))
+
+
 def is_settled(pod: Json, sizes: operator_settings.SidecarResources) -> bool:
-    """Whether the sidecar's resources may stay as they are, beside the others that the pod has by now.
+    """Whether the sidecar may stay as it is, beside the resources and in the network that the pod has by now.
 
     Where another webhook gave the sidecar resources that keep the class too, they are that webhook's business.
     """
     index = position(pod)
-    if index is None:
+    if index is None or declares_ports_of_the_host(pod):
         return False
     bare = without(pod)
     if pods.qos_class(bare) is pods.qos_class(pod) and not pods.has_pod_level_resources(pod):

@@ -126,7 +126,7 @@ class Admission:
     async def _outcome(self, pod: dict[str, object], namespace_name: str) -> Outcome:
         skip = mutation.not_ours(pod, namespace_name, self._settings)
         if skip is not None:
-            return skip
+            return mutation.annotated(pod, skip)
         try:
             async with self._turns:
                 namespace, cluster = await self._preflight.gather(pod, namespace_name)

@@ -110,6 +110,10 @@ def _security_context(pod: Json, namespace: Namespace) -> dict[str, Any]:
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     is_root = pods.mapping(pods.spec(pod).get("securityContext")).get("runAsUser") == 0
+    common = pods.common_user(pod)
+    if common and pods.has_private_token(pod):
+        # Another uid in the pod would take the job's own token from it.
+        return context | {"runAsUser": common}
     if is_root or OPENSHIFT_UID_RANGE not in namespace.annotations:
         context |= {"runAsUser": USER_ID, "runAsGroup": USER_ID}
     return context

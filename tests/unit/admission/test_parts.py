@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from verl_gpumonitor_operator.admission import facts, jsonpatch, objects, pods, quantities, review
 from verl_gpumonitor_operator.admission.jsonpatch import Operation, PatchError, pointer
+from verl_gpumonitor_operator.admission.mutation import Patch, Skip, SkipReason, mutate
 from verl_gpumonitor_operator.admission.preflight import BreakerState
 
 from . import samples
@@ -222,3 +223,74 @@ def test_an_answer_carries_its_patch() -> None:
 def test_secret_data_that_is_no_base64_is_left_out() -> None:
     secret = objects.SecretObject(data={"good": base64.b64encode(b"x").decode(), "bad": "***"})
     assert secret.decoded() == {"good": b"x"}
+
+
+WORKER = samples.ray_worker()
+MAIN = WORKER["spec"]["containers"][0]
+MANY = {f"example.com/{number}": "1" for number in range(80_000)}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param({"containers": [MAIN] * 10_000}, id="containers"),
+        pytest.param({"initContainers": [{**MAIN, "restartPolicy": "Always"}] * 10_000}, id="init containers"),
+        pytest.param({"containers": [{**MAIN, "resources": {"limits": MANY, "requests": MANY}}]}, id="resources"),
+        pytest.param({"resources": {"limits": MANY}}, id="resources of the pod"),
+        pytest.param({"overhead": MANY}, id="overhead"),
+        pytest.param({"volumes": [{"name": "v"}] * 60_000}, id="volumes"),
+        pytest.param({"containers": [{**MAIN, "ports": [{"containerPort": 1}] * 60_000}]}, id="ports"),
+        pytest.param(
+            {
+                "initContainers": [
+                    {"name": f"i{n}", "restartPolicy": "Always", "resources": {"limits": {f"a.b/{n}": "1", "cpu": "1"}}}
+                    for n in range(4_000)
+                ]
+            },
+            id="native sidecars with a resource of its own each",
+        ),
+    ],
+)
+def test_a_pod_with_more_parts_than_any_job_is_not_judged(spec: dict[str, Any]) -> None:
+    """Some took a minute, in which no other pod of the cluster was answered."""
+    pod = samples.with_spec(WORKER, **spec)
+    begin = time.process_time()
+    outcome = mutate(pod, namespace=samples.NAMESPACE, policy=samples.SETTINGS, cluster=samples.CLUSTER)
+    assert time.process_time() - begin < 2.0
+    assert isinstance(outcome, Skip)
+    assert outcome.reason is SkipReason.POD_TOO_LARGE
+    assert any("skip-reason" in operation.path for operation in outcome.operations)
+
+
+def private_token(mode: int | None, *, source: str = "serviceAccountToken") -> dict[str, Any]:
+    projected: dict[str, Any] = {"sources": [{source: {"path": "token"}}]}
+    return {"name": "cloud-token", "projected": projected | ({} if mode is None else {"defaultMode": mode})}
+
+
+@pytest.mark.parametrize(
+    ("volume", "whole", "main", "user"),
+    [
+        pytest.param(private_token(0o400), {"runAsUser": 1000}, {}, 1000, id="for the pod's user alone"),
+        pytest.param(private_token(0o440), {}, {"runAsUser": 1000}, 1000, id="for the user that each container names"),
+        pytest.param(private_token(0o400, source="podCertificate"), {"runAsUser": 1000}, {}, 1000, id="a certificate"),
+        pytest.param(private_token(0o444), {"runAsUser": 1000}, {}, 65532, id="for everybody"),
+        pytest.param(private_token(None), {"runAsUser": 1000}, {}, 65532, id="for everybody, by default"),
+        pytest.param(private_token(0o400, source="secret"), {"runAsUser": 1000}, {}, 65532, id="no token"),
+        pytest.param(private_token(0o400), {"runAsUser": 1000, "fsGroup": 1}, {}, 65532, id="a group that may read it"),
+        pytest.param(private_token(0o400), {"runAsUser": 0}, {}, 65532, id="root reads it anyway"),
+        pytest.param(private_token(0o400), {}, {}, 65532, id="no user is named"),
+        pytest.param(private_token(0o400), {"runAsUser": 1000}, {"runAsUser": 7}, 65532, id="users that differ"),
+    ],
+)
+def test_a_token_that_only_the_jobs_user_may_read_stays_readable(
+    volume: dict[str, Any], whole: dict[str, Any], main: dict[str, Any], user: int
+) -> None:
+    """The kubelet gives it to the user that all containers have in common, the sidecar among them."""
+    container = {**MAIN, "securityContext": main}
+    others = [{**each, "securityContext": main if whole == {} else {}} for each in WORKER["spec"]["initContainers"]]
+    pod = samples.with_spec(
+        WORKER, securityContext=whole, containers=[container], initContainers=others, volumes=[volume]
+    )
+    outcome = mutate(pod, namespace=samples.NAMESPACE, policy=samples.SETTINGS, cluster=samples.CLUSTER)
+    assert isinstance(outcome, Patch)
+    assert outcome.operations[0].value["securityContext"]["runAsUser"] == user

@@ -126,3 +126,18 @@ def test_resources_that_another_webhook_gave_the_sidecar_are_kept_with_the_class
     injected = copy.deepcopy(patched(worker, decided(worker)))
     own(injected)["resources"] = samples.resources(cpu="200m", memory="256Mi")
     assert decided(injected) == Skip(reason=SkipReason.ALREADY_INJECTED)
+
+
+def test_a_pod_that_came_to_the_nodes_network_keeps_off_its_ports() -> None:
+    """A declared port would become one of the node's, and a second such pod would find no node."""
+    worker = samples.ray_worker()
+    between = copy.deepcopy(patched(worker, decided(worker)))
+    between["spec"]["hostNetwork"] = True
+    own(between)["ports"][0]["hostPort"] = 9410
+    assert not_ours(between, "team-a", samples.SETTINGS) is None
+    outcome = decided(between)
+    assert isinstance(outcome, Patch)
+    after = patched(between, outcome)
+    direct = samples.with_spec(worker, hostNetwork=True)
+    assert after == patched(direct, decided(direct)), "as if it had been there from the beginning"
+    assert decided(after) == Skip(reason=SkipReason.ALREADY_INJECTED)
