@@ -13,9 +13,12 @@ from playwright.sync_api import Browser, sync_playwright
 
 from tests.scenarios.score import VISIBLE
 from tests.unit.cli import gpumonitors, logs
-from tests.unit.cli.test_reports import gpumon, hostile_trace
+from tests.unit.cli.test_reports import gpumon, hostile_trace, steps_log
 
 pytestmark = pytest.mark.slow
+
+LONG = "verl-grpo-hot-gpu0-tvtl6-gpu-workers-worker-bhgns"
+NODE = "gke-training-h100-pool-2-5f1d9a7c-x8kq"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,31 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     named = hostile_trace(folder, name="<img src=x onerror=alert(1)>" + "a-name-without-an-end-" * 20)
     gpumon("report", str(named), "-o", str(folder / "named.html"))
     gpumon("report", str(gpumonitors.write(folder, gpumonitors.monitor())), "-o", str(folder / "monitor.html"))
+    long = steps_log(folder, "long.jsonl", seconds=20)
+    long.write_text(long.read_text().replace('"w"', f'"{LONG}"'))
+    gpumon("report", str(long), "-o", str(folder / "long-report.html"))
+    worst = [
+        {**gpu, "pod": LONG, "node": NODE, "note": "Imbalance, OOMRisk"}
+        for gpu in gpumonitors.monitor()["status"]["worstGpus"]
+    ]
+    gpumon(
+        "report",
+        str(gpumonitors.write(folder, gpumonitors.monitor(worstGpus=worst))),
+        "-o",
+        str(folder / "long-monitor.html"),
+    )
     return {path.stem: path for path in folder.glob("*.html")}
+
+
+@pytest.mark.parametrize("name", ["report", "compare", "throttles", "monitor", "long-report", "long-monitor"])
+def test_on_a_desk_no_table_is_cut_off(browser: Browser, pages: dict[str, Path], name: str) -> None:
+    """With names as long as Kubernetes makes them."""
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    page.goto(pages[name].as_uri())
+    hidden = page.evaluate("[...document.querySelectorAll('.scroll')].map(one => one.scrollWidth - one.clientWidth)")
+    assert hidden
+    assert max(hidden) <= 0
+    page.close()
 
 
 @pytest.mark.parametrize(

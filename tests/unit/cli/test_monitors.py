@@ -240,3 +240,13 @@ def test_the_library_imports_no_yaml() -> None:
     program = "import sys, verl_gpumonitor, verl_gpumonitor.cli.main; print('yaml' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_gpu_without_a_note_is_explained_by_the_findings_that_name_it() -> None:
+    """When a job has ended, its GPUs say nothing any more."""
+    document = monitor(phase="Succeeded")
+    for gpu in document["status"]["worstGpus"]:
+        del gpu["note"]
+    found = parse(document)
+    assert '<td class="words">OOMRisk</td>' in html(found)
+    assert "| OOMRisk |" in markdown(found)

@@ -91,9 +91,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
         ]
         cut = [f"{pod} answered in part: its last minutes may be missing" for pod in sorted(self._cut())]
         left_out = self.monitor.status.launch.overrides_left_out
-        hidden = (
-            [f"{left_out} settings of the command line are not in the GPUMonitor, and not here"] if left_out else []
-        )
+        hidden = [_hidden(left_out)] if left_out else []
         return [*self.notes, *cut, *moved, *hidden]
 
     def lines(self) -> Iterator[Record]:
@@ -139,3 +137,9 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
                         exit_code=end.exit_code,
                         restart_count=end.restarts,
                     )
+
+
+def _hidden(left_out: int) -> str:
+    """Say what of the command line a status does not hold."""
+    many = "1 setting of the command line is" if left_out == 1 else f"{left_out} settings of the command line are"
+    return f"{many} missing here, since a GPUMonitor has room for the most important ones only: advice cannot heed them"

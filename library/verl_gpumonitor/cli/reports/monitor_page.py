@@ -46,7 +46,7 @@ def _context(monitor: GPUMonitor) -> Mapping[str, Any]:
         "advice": [advice_view(advice) for advice in advice_of(monitor, None)],
         "stages": [stage_view(row) for row in rows],
         "budget": Markup(budget_bar(rows)),  # noqa: S704 - escaped in charts
-        "gpus": [gpu_view(gpu) for gpu in status.worst_gpus],
+        "gpus": gpu_views(monitor),
         "gpus_text": gpus_text(monitor),
         "unmonitored": status.unmonitored_pods,
         "conditions": status.conditions,
@@ -141,7 +141,19 @@ def finding_view(monitor: GPUMonitor, finding: StatusFinding, given: Sequence[Ad
     }
 
 
-def gpu_view(gpu: WorstGpu) -> dict[str, Any]:
+def gpu_views(monitor: GPUMonitor) -> list[dict[str, Any]]:
+    """Return the rows of the table of GPUs, each with why it is there: its own note, else the findings that name it."""
+    why: dict[str, list[str]] = {}
+    for finding in monitor.status.findings:
+        for uuid in finding.gpus:
+            why.setdefault(uuid, []).append(finding.reason)
+    return [
+        gpu_view(gpu, note=gpu.note or ", ".join(dict.fromkeys(why.get(gpu.uuid, ()))))
+        for gpu in monitor.status.worst_gpus
+    ]
+
+
+def gpu_view(gpu: WorstGpu, *, note: str) -> dict[str, Any]:
     """Return a row of the table of GPUs."""
     name = f"GPU {gpu.index}" if gpu.index is not None else gpu.uuid
     used = gpu.memory_peak_bytes if gpu.memory_peak_bytes is not None else gpu.memory_used_bytes
@@ -157,7 +169,7 @@ def gpu_view(gpu: WorstGpu) -> dict[str, Any]:
         "memory_bar": Markup(bar(ratio, f"{name} of {gpu.pod} memory peak")),  # noqa: S704
         "temperature": "?" if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f} °C",
         "power": "?" if gpu.power_watts is None else f"{gpu.power_watts:.0f} W",
-        "note": gpu.note or "",
+        "note": note,
     }
 
 
@@ -219,7 +231,7 @@ def markdown(monitor: GPUMonitor) -> str:
     ]
     if rows:
         lines += ["", "## Stages", "", *table(["stage", "role", "share", "s a step", "busy", "memory peak"], rows)]
-    views = [gpu_view(gpu) for gpu in status.worst_gpus]
+    views = gpu_views(monitor)
     if views:
         keys = ("name", "pod", "state", "busy", "memory", "note")
         head = ["GPU", "pod", "state", "busy", "memory peak", "why"]
