@@ -50,7 +50,8 @@ GPUS_PER_JUDGE_SECOND: Final = 100.0
 """A job of 1,000 GPUs is judged each 10 s."""
 REPEAT_SECONDS: Final = 1800.0
 """While a problem lasts, its Event is counted again so often: Events are kept for an hour."""
-ADVICE_SECONDS: Final = 60.0
+ADVICE_SECONDS: Final = 10.0
+"""Advice costs 2 ms, and is thought over no more often; steps may be as short as some such times."""
 NOTABLE: Final = 0.1
 """Evidence that changed by a tenth may lead to other values."""
 RESUMED: Final = "*"

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as replace_fields
 
 from tests.unit.controller.builders import GIB, gpu, job, owner_of, pod, report
 from tests.unit.controller.replaying import BEGAN, Sidecars, Told
+from verl_gpumonitor.advice import advise, context_of
 from verl_gpumonitor.cli.records import open_run
 from verl_gpumonitor.diagnosis.thresholds import Thresholds
 from verl_gpumonitor.model.report import Report, StageNow, StageQuality, StepGpu, StepReport, StepStage
@@ -155,8 +157,11 @@ def test_advice_names_the_settings_of_the_jobs_own_command_line() -> None:
 class Course:
     """A job of two pods whose update takes more memory with each step, in the test's hand."""
 
-    def __init__(self, clinic: Clinic, *, peaks: Iterable[float], gpus: int = 2) -> None:
-        self.clinic, self.gpus = clinic, gpus
+    def __init__(
+        self, clinic: Clinic, *, peaks: Iterable[float], gpus: int = 2, step_seconds: float = 4 * INTERVAL
+    ) -> None:
+        self.clinic, self.gpus, self.step_seconds = clinic, gpus, step_seconds
+        self.command: Command | None = None
         self.workloads = Workloads(clinic)
         owner = owner_of(JobKind.RAY_CLUSTER, "grpo")
         self.pods = [
@@ -179,13 +184,13 @@ class Course:
         self.opinions: list[Opinion] = []
 
     def run(self) -> None:
-        """Go through all steps, each of a minute."""
+        """Go through all steps, each with four reports of each pod."""
         for number, peak in enumerate(self.peaks, start=1):
             for quarter in range(4):
-                self.now += INTERVAL
+                self.now += self.step_seconds / 4
                 for record in self.pods:
                     self._report(record, number, peak, last=quarter == 3)
-                self.look()
+                self.look(command=self.command)
 
     def look(self, *, command: Command | None = None, thresholds: Thresholds | None = None) -> Opinion:
         opinion = self.clinic.look(self.workload, command=command, thresholds=thresholds, phase="Running", now=self.now)
@@ -209,13 +214,16 @@ class Course:
             StepStage(
                 stage=stage,
                 role=role,
-                begin=self.now - 60.0,
-                seconds=20.0,
-                gpus=[StepGpu(place, 20.0, 14.0, 8000.0, int(high * GIB), 20 * GIB) for place in range(self.gpus)],
+                begin=self.now - self.step_seconds,
+                seconds=self.step_seconds / 3,
+                gpus=[
+                    StepGpu(place, self.step_seconds / 3, self.step_seconds / 4, 8000.0, int(high * GIB), 20 * GIB)
+                    for place in range(self.gpus)
+                ],
             )
             for stage, role, high in (("gen", "rollout", 50.0), ("update_actor", "actor", peak))
         ]
-        step = StepReport(number=number, step=number, begin=self.now - 60.0, end=self.now, stages=stages)
+        step = StepReport(number=number, step=number, begin=self.now - self.step_seconds, end=self.now, stages=stages)
         item = report(
             record.name,
             sequence=int(self.now),
@@ -227,6 +235,36 @@ class Course:
             steps=[step] if last else [],
         )
         self.workloads.accept(PodIdentity(namespace="train", name=record.name, uid=record.uid), item, self.now)
+
+
+TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+
+
+@pytest.mark.parametrize("step_seconds", [20.0, 60.0])
+def test_advice_is_sized_by_the_evidence_beside_it(step_seconds: float) -> None:
+    """As the desk would size it now: within one step of its values, whatever the steps of the job last."""
+    course = Course(
+        Clinic(interval_seconds=INTERVAL), peaks=[55.0 + 2.0 * n for n in range(12)], step_seconds=step_seconds
+    )
+    course.command = Command(
+        text=f"python3 -m verl.trainer.main_ppo {TOKENS}=24576 actor_rollout_ref.actor.use_dynamic_bsz=true",
+        source="spec",
+    )
+    course.run()
+    shown = [
+        (one.finding, {tip.suggested for tip in one.finding.advice if tip.parameter == TOKENS})
+        for opinion in course.opinions
+        for one in opinion.open
+        if one.reason == "OOMRisk"
+    ]
+    values = []
+    context = context_of(course.command.text, kind="RayCluster", gpus=4, gpus_per_pod=2, memory_total_bytes=80 * GIB)
+    for finding, (suggested,) in shown:
+        fresh = advise(replace_fields(finding, advice=()), context)
+        (value,) = (tip.suggested for tip in fresh if tip.parameter == TOKENS)
+        values.append((int(suggested or 0), int(value or 0)))
+    assert len({value for _, value in values}) >= 3
+    assert all(abs(one - other) <= 1024 for one, other in values), values
 
 
 RISING = [60.0 + 1.5 * number for number in range(12)]
