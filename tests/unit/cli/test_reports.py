@@ -257,6 +257,18 @@ def test_charts_of_a_short_log_have_lines_and_no_empty_columns(seconds: int, tmp
     assert all(x + width == pytest.approx(after, abs=0.3) for (x, width), (after, _) in pairwise(spans))
 
 
+def test_a_time_without_samples_counts_nowhere_and_is_said(tmp_path: Path) -> None:
+    """Ten minutes of work, an hour of nothing, ten minutes of work: two GPUs worked a third of an hour each."""
+    rows = [f"{t},{gpu},80,100,1000" for t in (*range(0, 600, 5), *range(4200, 4800, 5)) for gpu in range(2)]
+    path = tmp_path / "gap.csv"
+    path.write_text("\n".join(["timestamp,index,utilization.gpu,memory.used,memory.total", *rows]) + "\n")
+    run = run_of(path)
+    assert run.gpu_hours == pytest.approx(2 * 1200 / 3600, rel=0.02)
+    assert run.gap_seconds == pytest.approx(2 * 3600, rel=0.01)
+    assert "No samples came for 2:00:" in html(run)
+    assert run_of(logs.before(tmp_path)).gap_seconds == 0
+
+
 def test_only_what_is_known_is_called_balanced(tmp_path: Path) -> None:
     """Without memory nobody knows whether there is room, and of one GPU nobody whether it is balanced."""
     rows = [f"{5 * at},{index},50" for at in range(12) for index in range(2)]
@@ -427,3 +439,35 @@ def test_a_log_without_stages_names_none(tmp_path: Path) -> None:
     said = gpumon("diagnose", str(logs.before(tmp_path)))
     assert "in unknown" not in said
     assert "its default" not in said
+
+
+def test_a_report_for_programs_has_what_the_page_has(tmp_path: Path) -> None:
+    """Its names are public."""
+    found = json.loads(gpumon("report", str(logs.before(tmp_path)), "--json"))
+    assert list(found) == [
+        *("format", "workload", "verdict", "seconds", "steps", "seconds_per_step", "gpu_seconds", "utilization"),
+        *("memory_peak_ratio", "headroom_bytes", "power_watts", "stages", "gpus", "findings", "not_judged", "quality"),
+    ]
+    assert found["format"] == "gpumonitor-report/1"
+    assert found["verdict"]["health"] == "OOMRisk+1"
+    assert (found["steps"], found["seconds_per_step"]) == (None, None), "a log tells no steps"
+    assert list(found["stages"][0]) == [
+        *("stage", "role", "gpu_seconds", "share", "seconds_per_step", "utilization", "memory_peak_ratio"),
+        "power_watts",
+    ]
+    assert list(found["gpus"][0]) == [
+        *("pod", "uuid", "index", "model", "utilization", "memory_peak_bytes", "memory_total_bytes"),
+        *("memory_peak_ratio", "temperature_celsius", "power_watts", "reasons"),
+    ]
+    assert found["gpus"][0]["utilization"] == pytest.approx(0.85, abs=0.01)
+    assert set(found["gpus"][0]["reasons"]) == {"Imbalance", "OOMRisk"}
+    assert found["findings"][0]["advice"]
+    assert {"reason", "message"} == set(found["not_judged"][0])
+    staged = json.loads(gpumon("report", str(VISIBLE / "seed-after-fix.jsonl.gz"), "--format", "json"))
+    assert staged["steps"] == 12
+    assert sum(stage["seconds_per_step"] or 0 for stage in staged["stages"]) == pytest.approx(
+        staged["seconds_per_step"], rel=0.01
+    )
+    gpumon("report", str(tmp_path / "before.csv"), "-o", str(tmp_path / "a.json"))
+    assert json.loads((tmp_path / "a.json").read_text()) == found
+    assert "only one of them" in gpumon("report", str(tmp_path / "before.csv"), "--json", "--format", "html", code=2)

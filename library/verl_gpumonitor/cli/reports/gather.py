@@ -3,6 +3,7 @@
 """One pass over a recorded run, and all that a report says of it. Pure but for the lines it is handed."""
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -16,6 +17,10 @@ from verl_gpumonitor.model.findings import TrackedFinding
 from verl_gpumonitor.model.trace import GpuLine, Header, Record
 
 from .tracks import Axis, Bucket, Seen, Track
+
+GAP_SECONDS: Final = 60.0
+GAP_INTERVALS: Final = 5.0
+"""A silence longer than both, in seconds and in a GPU's usual intervals, is one of which nothing is known."""
 
 
 class StageRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +88,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Why the GPUs were not compared, so that a run without findings is not thereby healthy."""
     only_looked: str | None = None
     """Why no more than a first look was taken."""
+    gap_seconds: float = 0.0
+    """GPU time within the record for which there are no samples; it counts nowhere."""
 
     @property
     def whole(self) -> Bucket:
@@ -184,6 +191,9 @@ class Gatherer:
         self._axis = Axis()
         self._tracks: dict[str, Track] = {}
         self._last: dict[str, float] = {}
+        self._usual: dict[str, float] = {}
+        """GPU -> seconds between its last samples."""
+        self._gap_seconds = 0.0
         self._before: dict[str, str] = {}
         """GPU -> its stage at the sample before."""
         self._stages: dict[str, _Stage] = {}
@@ -206,6 +216,7 @@ class Gatherer:
         if line.uuid in self._last and seconds <= 0:
             return
         self._last[line.uuid] = line.t
+        seconds = self._spoken_for(line.uuid, seconds)
         if line.uuid not in self._tracks:
             self._tracks[line.uuid] = self._axis.track()
         seen = Seen(
@@ -225,6 +236,16 @@ class Gatherer:
             gpu.role, line, seconds, peak=peak / gpu.total_bytes if peak is not None and gpu.total_bytes else None
         )
 
+    def _spoken_for(self, uuid: str, seconds: float) -> float:
+        """Return for how much of the time since a GPU's sample before a sample speaks: of a gap, as long as usual."""
+        usual = self._usual.get(uuid)
+        if usual is None or seconds <= max(GAP_SECONDS, GAP_INTERVALS * usual):
+            if seconds > 0:
+                self._usual[uuid] = seconds
+            return seconds
+        self._gap_seconds += seconds - usual
+        return usual
+
     def run(self, complaints: Iterable[str] = ()) -> Run:
         """Return what was gathered, after the last line."""
         history = self.diagnosis.history
@@ -243,6 +264,7 @@ class Gatherer:
             coverage=coverage(history),
             unjudged=unjudged(history),
             only_looked=only_looked(history),
+            gap_seconds=self._gap_seconds,
             complaints=tuple(complaints),
         )
 

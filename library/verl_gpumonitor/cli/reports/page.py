@@ -108,12 +108,19 @@ def verdict_text(run: Run) -> str:
     if not run.gpus:
         return "No GPU is in this record."
     if run.healthy:
-        return f"{'Nothing was found' if run.only_looked is None else 'A first look found nothing'}{_balance(run)}."
+        return f"{silence(run).rstrip('.')}{_balance(run)}."
     if not run.findings:
         return f"Nothing can be said yet: {run.unjudged or 'neither load nor memory of a GPU is known'}."
     still = [tracked for tracked in run.findings if tracked.resolved is None]
     first = (still or list(run.findings))[0]
     return first.finding.message
+
+
+def silence(run: Run) -> str:
+    """Return what is said where there are no findings."""
+    if not run.healthy:
+        return "Nothing can be said yet."
+    return "Nothing was found." if run.only_looked is None else "A first look found nothing."
 
 
 def _balance(run: Run) -> str:
@@ -257,6 +264,8 @@ def quality(run: Run) -> list[str]:
         found.append("The record tells no stages: whatever depends on them was not judged.")
     if whole.seconds and whole.known_seconds < 0.98 * whole.seconds:
         found.append(f"Load is known for {percent(whole.known_seconds / whole.seconds)} of the GPU time.")
+    if run.gap_seconds:
+        found.append(f"No samples came for {clock(run.gap_seconds)} of the GPU time between the first and the last.")
     if any(gpu.memory_total_bytes is None for gpu in run.gpus):
         found.append("The size of some GPUs' memory is not in the record, so their peaks have no percentage.")
     if not whole.powered_seconds:
@@ -310,6 +319,7 @@ def run_context(run: Run) -> Mapping[str, Any]:
         "verdict": run.verdict,
         "verdict_text": verdict_text(run),
         "numbers": numbers(run),
+        "silence": silence(run),
         "findings": [finding_view(group) for group in grouped(run.findings)],
         "stages": [stage_view(row) for row in run.stages] if len(run.stages) > 1 or run.steps else [],
         "budget": Markup(budget_bar(run.stages)),  # noqa: S704
