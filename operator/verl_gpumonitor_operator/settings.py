@@ -17,6 +17,8 @@ from msgspec import Meta
 
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 Quantity = Annotated[str, Meta(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
+SidecarMemory = Annotated[str, Meta(pattern=r"^((3[2-9]|[4-9][0-9]|[1-9][0-9]{2,4})Mi|[1-9][0-9]{0,2}Gi)$")]
+"""At least 32Mi: a sidecar that cannot start with less would hold each pod until it is rescued."""
 Label = Annotated[str, Meta(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 ImageRef = Annotated[str, Meta(min_length=1, max_length=512, pattern=r"^\S+$")]
 
@@ -70,10 +72,10 @@ class Visibility(StrEnum):
 
 
 class ContainerResources(_Section, frozen=True):
-    """CPU and memory of one container, as Kubernetes quantities."""
+    """CPU and memory of the sidecar, as Kubernetes quantities."""
 
     cpu: Quantity
-    memory: Quantity
+    memory: SidecarMemory
 
 
 class SidecarResources(_Section, frozen=True):

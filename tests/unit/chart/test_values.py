@@ -34,6 +34,23 @@ FREE = {"podSecurityContext", "containerSecurityContext", "dashboards.labels"}
             "cpu",
             id="a quantity",
         ),
+        *(
+            pytest.param(
+                {"image": {"registry": "r.example"}, "injection": {"sidecarResources": {which: resources}}},
+                "memory",
+                id=f"{resources['memory']} as {which}, with which no sidecar could start",
+            )
+            for which in ("guaranteed", "burstableLimits")
+            for resources in ({"cpu": "50m", "memory": amount} for amount in ("50m", "64", "64Ki", "16Mi", "0Mi"))
+        ),
+        pytest.param(
+            {"image": {"registry": REGISTRY}, "breaker": {"coolDownSeconds": 90, "maxCoolDownSeconds": 60}},
+            "breaker.maxCoolDownSeconds is below",
+            id="a cool-down above its bound",
+        ),
+        pytest.param(
+            {"webhook": {"podDisruptionBudget": {"maxUnavailable": -1}}}, "maxUnavailable", id="fewer pods than none"
+        ),
     ],
 )
 def test_nonsense_is_refused(chart: Chart, values: Object, says: str) -> None:
