@@ -17,7 +17,8 @@ from verl_gpumonitor.cli.recording.jobs import FollowedJob
 from verl_gpumonitor.cli.recording.kin import holders_of
 from verl_gpumonitor.cli.recording.order import InOrder
 from verl_gpumonitor.cli.recording.processes import UNLISTED, Processes
-from verl_gpumonitor.cli.recording.ray import dashboard_url, running_names
+from verl_gpumonitor.cli.recording.ray import RayNews, RayWatch, dashboard_url, running_names
+from verl_gpumonitor.cli.recording.recorder import Recorder, Sources
 from verl_gpumonitor.cli.recording.spans import Spans
 from verl_gpumonitor.cli.times import seconds
 from verl_gpumonitor.model.report import RayJobInfo
@@ -25,6 +26,7 @@ from verl_gpumonitor.model.samples import GpuCounters, GpuProcess, GpuSample, No
 from verl_gpumonitor.model.stages import StageInterval
 from verl_gpumonitor.model.trace import JobLine, NvmlLine, StepLine, XidLine
 from verl_gpumonitor.model.vocabulary import GpuState, UnavailableReason
+from verl_gpumonitor.reading.machine import MachineReader
 from verl_gpumonitor.stages.cluster import ClusterMap, RayActor, RayTask
 
 GIB = 2**30
@@ -527,6 +529,36 @@ def gpu(used: int, *pids: int, listed: bool = True, state: GpuState = GpuState.O
 )
 def test_who_holds_the_gpus(gpus: list[GpuSample], holders: set[int] | None) -> None:
     assert holders_of(NodeSample(gpus=tuple(gpus))) == holders
+
+
+@pytest.mark.parametrize(
+    ("held", "jobs", "command"),
+    [
+        pytest.param(gpu(5 * GIB, listed=False), [job("RUNNING")], "python3 job-1.py", id="nobody is listed, one job"),
+        pytest.param(gpu(5 * GIB, 999), [job("RUNNING")], "python3 job-1.py", id="who is listed is in no sight"),
+        pytest.param(gpu(5 * GIB, listed=False), [job("RUNNING"), job("RUNNING", "b")], None, id="two jobs"),
+        pytest.param(gpu(5 * GIB, 7), [job("RUNNING")], None, id="somebody else holds the GPU"),
+        pytest.param(gpu(0), [job("RUNNING")], None, id="nobody holds the GPU yet"),
+    ],
+)
+def test_a_ray_of_which_no_process_is_in_sight(
+    proc: Proc, held: GpuSample, jobs: list[RayJobInfo], command: str | None
+) -> None:
+    """As in a container beside Ray's: its dashboard answers, and its processes are not to be seen."""
+    proc.put(7, "python3 train.py")
+    watch = RayWatch(agents=list)
+    watch.latest = lambda: RayNews(jobs=tuple(jobs), ray_version="2.46.0")  # type: ignore[method-assign]
+    sources = Sources(
+        node=lambda: NodeSample(gpus=(held,)), machine=MachineReader(), processes=Processes(proc.path), ray=watch
+    )
+    recorder = Recorder(sources, interval=1.0, pod="h")
+    recorder.turn()
+    header = recorder.header()
+    assert header.entrypoint == command
+    assert header.workload is not None
+    assert header.workload.name == ("job-1" if command else "h")
+    assert header.frameworks is not None
+    assert (header.frameworks.ray == "2.46.0") == (command is not None)
 
 
 # --- the file --------------------------------------------------------------------------------------------------
