@@ -6,6 +6,7 @@ They are those of the operator, with its advice: nothing is judged again, since 
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -86,6 +87,8 @@ def report(monitor: GPUMonitor) -> str:
     rest = [line for one in advice_of(monitor, None) for line in advice_lines(one)]
     if rest:
         lines += ["Also recommended:", *rest, ""]
+    for one in status.data_quality.diagnosis.not_judged:
+        lines += wrapped(f"Not judged: {one.reason}{f' ({one.message})' if one.message else ''}.", "", then="  ")
     return "\n".join(lines)
 
 
@@ -98,9 +101,9 @@ def _block(finding: StatusFinding, advice: Sequence[Advice]) -> Iterator[str]:
         yield from advice_lines(one)
 
 
-def as_json(monitor: GPUMonitor) -> bytes:
-    """Return what `gpumon diagnose --json` prints: times in seconds of a record are null, `since` has the hour."""
-    found = [
+def findings_json(monitor: GPUMonitor) -> list[dict[str, Any]]:
+    """Return the findings as documents have them: times in seconds of a record are null, `since` has the hour."""
+    return [
         {
             "reason": finding.reason,
             "severity": finding.severity,
@@ -115,5 +118,19 @@ def as_json(monitor: GPUMonitor) -> bytes:
         }
         for finding in monitor.status.findings
     ]
-    document = {"format": FINDINGS_FORMAT, "health": monitor.status.health, "findings": found}
+
+
+def lacks_json(monitor: GPUMonitor) -> list[dict[str, Any]]:
+    """Return what the operator could not judge."""
+    return [{"reason": one.reason, "message": one.message} for one in monitor.status.data_quality.diagnosis.not_judged]
+
+
+def as_json(monitor: GPUMonitor) -> bytes:
+    """Return what `gpumon diagnose --json` prints."""
+    document = {
+        "format": FINDINGS_FORMAT,
+        "health": monitor.status.health,
+        "findings": findings_json(monitor),
+        "not_judged": lacks_json(monitor),
+    }
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"

@@ -4,12 +4,15 @@
 
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import click
 
 from .monitors import parse
 from .records import DEFAULT_INTERVAL_SECONDS, MonitorGiven, TraceError, open_run
+
+_FORMS: Final = {".md": "markdown", ".markdown": "markdown", ".json": "json"}
+"""Ending of a file's name -> form."""
 
 
 @click.command(
@@ -20,8 +23,12 @@ from .records import DEFAULT_INTERVAL_SECONDS, MonitorGiven, TraceError, open_ru
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; standard output if absent."
 )
 @click.option(
-    "--format", "form", type=click.Choice(["html", "markdown"]), help="By the file's name (.md: Markdown), else html."
+    "--format",
+    "form",
+    type=click.Choice(["html", "markdown", "json"]),
+    help="By the file's name (.md: Markdown, .json), else html.",
 )
+@click.option("--json", "json_", is_flag=True, help="The same as --format json (gpumonitor-report/1).")
 @click.option(
     "--interval",
     type=click.FloatRange(0.01, 86400),
@@ -30,14 +37,16 @@ from .records import DEFAULT_INTERVAL_SECONDS, MonitorGiven, TraceError, open_ru
     help="Seconds between two rows of a GPU, for a log without times.",
 )
 @click.option("--name", help="Which one, of a list of GPUMonitors: NAME or NAMESPACE/NAME.")
-def command(*, run: str, output: Path | None, form: str | None, interval: float, name: str | None) -> None:
+def command(*, run: str, output: Path | None, form: str | None, json_: bool, interval: float, name: str | None) -> None:
     """Make a report of RUN: a trace, `gpumon log`'s CSV or JSON lines, or nvidia-smi's CSV; `-` is standard input.
 
     Or of a GPUMonitor, as `kubectl get gpumonitor NAME -o yaml` prints it: a summary, without values over time.
 
     One file without scripts, which loads nothing: verdict, findings with advice, stages, balance, each GPU over time.
     """
-    form = form or ("markdown" if output is not None and output.suffix in (".md", ".markdown") else "html")
+    if json_ and form not in (None, "json"):
+        raise click.UsageError(f"--json and --format {form}: only one of them can be had")
+    form = "json" if json_ else form or _FORMS.get("" if output is None else output.suffix, "html")
     text = _text(run, form=form, interval=interval, name=name)
     if output is None:
         click.echo(text.encode(), nl=False)  # bytes: a page says that it is UTF-8, whatever the terminal is
@@ -49,6 +58,7 @@ def command(*, run: str, output: Path | None, form: str | None, interval: float,
 
 
 def _text(path: str, *, form: str, interval: float, name: str | None) -> str:
+    from .reports.document import document
     from .reports.gather import gather
     from .reports.page import html
     from .reports.ticket import markdown
@@ -60,16 +70,21 @@ def _text(path: str, *, form: str, interval: float, name: str | None) -> str:
         return _text_of_monitor(path, given.document, form=form, name=name)
     except TraceError as error:
         _refuse(path, error)
+    if form == "json":
+        return document(run).decode()
     return html(run) if form == "html" else markdown(run)
 
 
 def _text_of_monitor(path: str, document: bytes, *, form: str, name: str | None) -> str:
     from .reports import monitor_page
+    from .reports.document import document_of_monitor
 
     try:
         monitor = parse(document, name=name)
     except TraceError as error:
         _refuse(path, error)
+    if form == "json":
+        return document_of_monitor(monitor).decode()
     return monitor_page.html(monitor) if form == "html" else monitor_page.markdown(monitor)
 
 

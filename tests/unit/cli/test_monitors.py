@@ -13,8 +13,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from tests.unit.cli import gpumonitors
-from tests.unit.cli.gpumonitors import listed, monitor
+from tests.unit.cli import gpumonitors, logs
+from tests.unit.cli.gpumonitors import listed, monitor, write
 from verl_gpumonitor.advice.settings import parse_launch
 from verl_gpumonitor.cli import monitors
 from verl_gpumonitor.cli.main import main
@@ -250,3 +250,28 @@ def test_a_gpu_without_a_note_is_explained_by_the_findings_that_name_it() -> Non
     found = parse(document)
     assert '<td class="words">OOMRisk</td>' in html(found)
     assert "| OOMRisk |" in markdown(found)
+
+
+def test_a_report_for_programs_has_the_names_of_a_runs(tmp_path: Path) -> None:
+    document = monitor()
+    unjudged = {"reason": "RolloutMemoryNotReleased", "message": "no list tells"}
+    document["status"]["dataQuality"]["diagnosis"]["notJudged"] = [unjudged]
+    path = str(write(tmp_path, document))
+    found = json.loads(CliRunner().invoke(main, ["report", path, "--json"]).stdout)
+    log = json.loads(CliRunner().invoke(main, ["report", str(logs.after(tmp_path)), "--json"]).stdout)
+    assert list(found) == list(log)
+    assert list(found["gpus"][0]) == list(log["gpus"][0])
+    assert list(found["stages"][0]) == list(log["stages"][0])
+    assert (found["verdict"]["health"], found["verdict"]["healthy"]) == ("OOMRisk+1", False)
+    assert (found["steps"], found["seconds_per_step"], found["utilization"]) == (42, 96.5, 0.7)
+    assert found["gpus"][1] == {
+        **dict.fromkeys(found["gpus"][1]),
+        "pod": "w-0",
+        "uuid": "GPU-9",
+        "index": 1,
+        "reasons": [],
+    }
+    assert found["not_judged"] == [unjudged]
+    assert (
+        "Not judged: RolloutMemoryNotReleased (no list tells)." in CliRunner().invoke(main, ["diagnose", path]).stdout
+    )

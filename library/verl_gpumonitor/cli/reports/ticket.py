@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from verl_gpumonitor.cli.findings import grouped
 
 from .gather import Run
-from .page import facts, finding_view, gib, numbers, percent, quality, title_of, verdict_text
+from .page import facts, finding_view, gib, numbers, percent, quality, silence, title_of, verdict_text
 
 MAX_GPUS = 16
 
@@ -44,7 +44,7 @@ def markdown(run: Run) -> str:
 
 def _findings(run: Run) -> Iterable[str]:
     if not run.findings:
-        return ["Nothing was found." if run.healthy else "Nothing can be said yet."]
+        return [silence(run)]
     lines: list[str] = []
     for group in grouped(run.findings):
         view = finding_view(group)
