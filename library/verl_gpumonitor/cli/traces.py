@@ -12,8 +12,8 @@ import gzip
 import heapq
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
@@ -131,18 +131,19 @@ def lines_of(path: str) -> Iterator[Iterator[bytes]]:
     So do the lines where one cannot be read: BrokenOff.
     """
     if path == "-":
-        with open(sys.stdin.fileno(), "rb", closefd=False) as file:
-            yield _lines(file)
+        with open(sys.stdin.fileno(), "rb", closefd=False) as file, closing(_lines(file)) as lines:
+            yield lines
         return
     try:
         opened = Path(path).open("rb")  # noqa: SIM115 - what goes wrong in the block is not the file's fault
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL
         raise BrokenOff(error) from error
-    with opened as file:
-        yield _lines(file)
+    # The lines end before their file does: one that is left in its middle would look for it later.
+    with opened as file, closing(_lines(file)) as lines:
+        yield lines
 
 
-def _lines(file: BufferedReader) -> Iterator[bytes]:
+def _lines(file: BufferedReader) -> Generator[bytes, None, None]:
     """Yield the lines of a file; one beyond all bounds is cut, and so is broken."""
     try:
         packed = file.peek(len(_GZIP)).startswith(_GZIP)

@@ -1,5 +1,6 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
+import gc
 import gzip
 from pathlib import Path
 
@@ -134,3 +135,12 @@ def test_a_fault_of_whoever_reads_is_not_the_files(tmp_path: Path) -> None:
     path.write_bytes(b"\n".join(ROWS))
     with pytest.raises(BrokenPipeError), open_run(str(path)):
         raise BrokenPipeError
+
+
+def test_a_file_that_is_left_in_its_middle_says_nothing_afterwards(tmp_path: Path) -> None:
+    """Warnings are errors here, those of what is collected later too."""
+    path = tmp_path / "table.csv"
+    path.write_bytes(("a,b\n" + "1,2\n" * 20_000).encode("utf-16"))
+    with pytest.raises(TraceError, match="no head"), open_run(str(path)):
+        pass
+    gc.collect()
