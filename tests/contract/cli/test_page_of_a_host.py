@@ -22,6 +22,9 @@ import simgpu
 import yaml
 
 from verl_gpumonitor.cli.main import main
+from verl_gpumonitor.diagnosis.coverage import least_steps
+from verl_gpumonitor.diagnosis.history import WINDOW_SECONDS
+from verl_gpumonitor.diagnosis.thresholds import Thresholds
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +109,8 @@ class Shell:
     def start(self, line: str) -> subprocess.Popen[str]:
         # Ports of this test's own: others run beside it.
         # A second between two samples is for people.
-        words = shlex.split(line.replace("9410", str(self.port)).replace(" -l 1 ", " -l 0.2 "))
+        quick = line.replace(" -l 1 ", " -l 0.2 ").replace(" -l 5 --count 120 ", " -l 0.2 --count 20 ")
+        words = shlex.split(quick.replace("9410", str(self.port)))
         if words[:2] == ["gpumon", "serve"]:
             words += ["--marks-port", "0"]
         if words[:2] == ["gpumon", "record"]:
@@ -161,6 +165,35 @@ def test_the_commands_of_the_page(title: str, library: Path, tmp_path: Path) -> 
         assert out or name, line
         if name:
             assert (tmp_path / name).stat().st_size > 0, line
+
+
+def test_without_a_gpu_simulated_ones_answer(tmp_path: Path) -> None:
+    (recipe,) = blocks("sh")
+    lines = recipe.replace("/tmp/gpus", str(tmp_path / "gpus")).replace("--seconds 600", "--seconds 30")
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    # What was begun in the background ends with the shell.
+    done = subprocess.run(
+        ["bash", "-ec", f"trap 'kill $!' EXIT\n{lines.replace('gpumon top', 'sleep 2; gpumon top')}"],
+        cwd=REPOSITORY,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=ENDS_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "8 GPUs" in done.stdout
+    assert "60.0" in done.stdout
+
+
+def test_the_lengths_of_the_page_are_those_of_the_rules() -> None:
+    rows = re.findall(r"^\| (`.*?) \| (\d+) steps?.*?\| (\d+) min", PAGE, flags=re.MULTILINE)
+    told = {
+        reason: (int(steps), int(minutes)) for names, steps, minutes in rows for reason in re.findall(r"\w+", names)
+    }
+    with_stages, without = (least_steps(Thresholds(), stages_told=stages) for stages in (True, False))
+    assert told.pop("Hang")[1] == round((WINDOW_SECONDS + Thresholds().hang.untold_idle_seconds) / 60)
+    assert told == {reason: (with_stages[reason], without[reason] * WINDOW_SECONDS / 60) for reason in with_stages}
 
 
 def test_each_command_is_in_a_part() -> None:
