@@ -126,12 +126,18 @@ class GpuResources:
         return sum(whole_number(value) for value in merged.values())
 
 
+MAX_COUNT: Final = 100_000
+"""Most devices of one container, and replicas or hosts of one group. Their schemas bound none of them, and a number of
+400 digits in one job must not spoil what is served of all others."""
+
+
 def whole_number(quantity: object) -> int:
     """Value of a quantity of devices. They are whole numbers; whatever else stands there counts as none."""
     try:
-        return max(0, int(str(quantity)))
+        value = int(str(quantity))
     except ValueError:
         return 0
+    return value if 0 < value <= MAX_COUNT else 0
 
 
 def from_object(kind: JobKind, body: JsonObject, gpus: GpuResources) -> JobSeen | None:
@@ -415,4 +421,4 @@ def _text(body: JsonObject, key: str) -> str | None:
 
 def _count(body: JsonObject, key: str, otherwise: int) -> int:
     value = body.get(key)
-    return max(0, value) if isinstance(value, int) and not isinstance(value, bool) else otherwise
+    return min(max(0, value), MAX_COUNT) if isinstance(value, int) and not isinstance(value, bool) else otherwise

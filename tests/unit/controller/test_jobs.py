@@ -154,6 +154,18 @@ def test_gpus_of_a_ray_cluster(spec: dict[str, Any], gpus: int) -> None:
     assert ray_cluster_gpus(spec, GPUS) == gpus
 
 
+@pytest.mark.parametrize("devices", ["1" * 400, "9" * 19, "100001", "1" * 5000])
+def test_a_number_of_gpus_that_nobody_has_counts_as_none(devices: str) -> None:
+    """No schema bounds it, and one that is no float would spoil the metrics of all other jobs."""
+    template = {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": devices}}}]}}
+    assert ray_cluster_gpus({"workerGroupSpecs": [{"replicas": 2, "template": template}]}, GPUS) == 0
+
+
+def test_gpus_of_a_cluster_fit_the_status_whatever_its_replicas() -> None:
+    group = {"replicas": 2**31 - 1, "numOfHosts": 2**31 - 1, "template": gpu_template(8)}
+    assert 0 < ray_cluster_gpus({"workerGroupSpecs": [group] * 100}, GPUS) < 2**63
+
+
 def test_gpus_of_a_pytorch_job_are_summed_over_replicas() -> None:
     replicas = {"Master": gpu_template(8), "Worker": {"replicas": 3, **gpu_template(8)}}
     body = {"metadata": metadata("sft"), "spec": {"pytorchReplicaSpecs": replicas}}
