@@ -162,7 +162,7 @@ def test_a_number_of_gpus_that_nobody_has_counts_as_none(devices: str) -> None:
 
 
 def test_gpus_of_a_cluster_fit_the_status_whatever_its_replicas() -> None:
-    group = {"replicas": 2**31 - 1, "numOfHosts": 2**31 - 1, "template": gpu_template(8)}
+    group = {"replicas": 2**31 - 1, "numOfHosts": 2**31 - 1, **gpu_template(8)}
     assert 0 < ray_cluster_gpus({"workerGroupSpecs": [group] * 100}, GPUS) < 2**63
 
 
