@@ -41,7 +41,7 @@ def found(sizes: Sizes, titles: Mapping[int, str] = {}, *, pods: Sequence[str] =
                 ]
                 used = sum(process.memory_used_bytes or 0 for process in listed)
                 diagnosis.feed(GpuLine(t=t, pod=pod, uuid=f"{pod}-{index}", memory_used_bytes=used, processes=listed))
-    return [tracked.finding for tracked in diagnosis.findings]
+    return sorted((tracked.finding for tracked in diagnosis.findings), key=lambda one: (one.scope.pods, one.scope.gpus))
 
 
 RANKS: Sizes = {100 + n: {n: 40.0} for n in range(GPUS)}
@@ -107,7 +107,7 @@ def test_strangers_are_one_finding_beside_that_of_the_contexts() -> None:
 
 
 def test_each_pod_has_its_own() -> None:
-    assert sorted(one.scope.pods for one in found(CONTEXTS, pods=("a", "b"))) == [("a",), ("b",)]
+    assert [one.scope.pods for one in found(CONTEXTS, pods=("a", "b"))] == [("a",), ("b",)]
 
 
 @given(main=st.floats(1.0, 79.0), rest=st.floats(0.1, 79.0), count=st.integers(1, GPUS))
