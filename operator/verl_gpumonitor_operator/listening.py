@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""TLS and HTTP for a port that every pod of the cluster can reach: a bound on whatever a stranger can use up.
+"""HTTP, mostly by TLS, for a port that every pod of the cluster can reach: a bound on whatever a stranger can use up.
 
 Connections, in all and by peer, are counted from the moment they are accepted, before any handshake; a handshake, a
 first request, and a silent connection end at a time limit each. There is no access log, and what a stranger's broken
@@ -14,7 +14,7 @@ import socket
 import ssl
 from asyncio import sslproto
 from collections import Counter as Tally
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -83,13 +83,13 @@ class Listener:
         self,
         handler: Handler,
         *,
-        context: ssl.SSLContext,
+        context: ssl.SSLContext | None,
         host: str | None,
         port: int,
         limits: ServerLimits,
         metrics: ConnectionMetrics,
     ) -> None:
-        """`host` None: all addresses, of both families where there are both. `port` 0: a free one."""
+        """`context` None: no TLS. `host` None: all addresses, of both families. `port` 0: a free one."""
         self._handler = handler
         self._context = context
         self._host, self._port = host, port
@@ -189,8 +189,8 @@ class Listener:
                 lambda: protocol,
                 connection,
                 ssl=self._context,
-                ssl_handshake_timeout=self._limits.handshake_seconds,
-                ssl_shutdown_timeout=2.0,
+                ssl_handshake_timeout=self._limits.handshake_seconds if self._context is not None else None,
+                ssl_shutdown_timeout=2.0 if self._context is not None else None,
             )
         except (OSError, EOFError, TimeoutError):  # ssl.SSLError is an OSError
             self._metrics.refused("handshake")
@@ -198,6 +198,63 @@ class Listener:
         except BaseException:
             http.ended(protocol)
             raise
+
+
+PAGES_LIMITS: Final = ServerLimits(
+    # Kubelet and Prometheus come often and go soon; whoever else comes must not keep the kubelet out.
+    connections=2048,
+    connections_of_peer=128,
+    first_request_seconds=5.0,
+    idle_seconds=15.0,
+)
+
+
+class Pages:
+    """A few pages in plain HTTP, for kubelet and Prometheus."""
+
+    def __init__(
+        self,
+        pages: Mapping[str, Callable[[], web.Response]],
+        *,
+        host: str | None,
+        port: int,
+        limits: ServerLimits = PAGES_LIMITS,
+    ) -> None:
+        """`pages`: by path, what makes one; it must not block. `host`, `port`: as of `Listener`."""
+        self._pages = pages
+        self._listener = Listener(self._handle, context=None, host=host, port=port, limits=limits, metrics=_Uncounted())
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return self._listener.port
+
+    async def start(self) -> None:
+        """Listen. Raises OSError where the address is taken."""
+        await self._listener.start()
+
+    async def close(self, seconds: float = 2.0) -> None:
+        """Stop listening."""
+        await self._listener.close(seconds)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        page = self._pages.get(request.raw_path.partition("?")[0])
+        if page is None:
+            return web.Response(status=404)
+        return page() if request.method in ("GET", "HEAD") else web.Response(status=405)
+
+
+class _Uncounted:
+    """A `ConnectionMetrics` that keeps nothing."""
+
+    def open(self, number: int) -> None:
+        pass
+
+    def refused(self, reason: str) -> None:
+        pass
+
+    def broken(self) -> None:
+        pass
 
 
 class _Http(web.Server):

@@ -18,7 +18,7 @@ from typing import Final
 from aiohttp import StreamReader, web
 
 from verl_gpumonitor_operator.certificates import CertificateError, load_leaf, server_context
-from verl_gpumonitor_operator.listening import Listener, ServerLimits, listening
+from verl_gpumonitor_operator.listening import Listener, Pages, ServerLimits
 from verl_gpumonitor_operator.settings import Settings
 
 from . import mutation, review
@@ -163,7 +163,9 @@ class Server:
         self._metrics.paused.set_function(lambda: float(self._preflight.paused is not None))
         self._admission = Admission(settings, self._preflight, self._metrics)
         self._tls = server_context()
-        self._host, self._health_port = host, health_port
+        self._host = host
+        pages = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics_page}
+        self._health = Pages(pages, host=host, port=health_port)
         self._listener = Listener(
             self._mutate, context=self._tls, host=host, port=port, limits=limits, metrics=self._metrics
         )
@@ -187,10 +189,10 @@ class Server:
 
     async def run(self) -> None:
         """Serve until `stop`. Raises OSError where a port is taken."""
-        health = self._health_runner()
         facts = asyncio.create_task(self._preflight.run(), name="preflight")
         try:
-            await self._listen_for_health(health)
+            await self._health.start()
+            self.addresses["health"] = (self._host or "", self._health.port)
             if await self._leaf_or_stop():
                 # On a first install the controller took its Lease and made the leaf a moment ago: once this server is
                 # ready, its first pod must not be told that there is no controller.
@@ -205,7 +207,7 @@ class Server:
                 await asyncio.sleep(self._drain_seconds)
         finally:
             await self._listener.close(SHUTDOWN_SECONDS)
-            await health.cleanup()
+            await self._health.close(SHUTDOWN_SECONDS)
             facts.cancel()
             await asyncio.gather(facts, return_exceptions=True)
 
@@ -216,24 +218,6 @@ class Server:
         for task in pending:
             task.cancel()
         return not self._stopping.is_set()
-
-    def _health_runner(self) -> web.AppRunner:
-        application = web.Application()
-        application.add_routes(self._health_routes())
-        return web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
-
-    def _health_routes(self) -> list[web.RouteDef]:
-        return [
-            web.get("/healthz", self._healthz),
-            web.get("/readyz", self._readyz),
-            web.get("/metrics", self._metrics_page),
-        ]
-
-    async def _listen_for_health(self, runner: web.AppRunner) -> None:
-        await runner.setup()
-        await web.SockSite(runner, listening(self._host, self._health_port)).start()
-        address = runner.addresses[0]
-        self.addresses["health"] = (address[0], address[1])
 
     def _take_certificates(self, data: Mapping[str, bytes]) -> bool:
         """Serve what the Secret holds, if that is another than before. An unusable one leaves the old in place."""
@@ -287,13 +271,13 @@ class Server:
             self._bodies_bytes -= reserved
         return bytes(body) if is_whole else _NoBody(failure=Failure.TOO_LARGE, part=bytes(body))
 
-    async def _healthz(self, _: web.Request) -> web.Response:
+    def _healthz(self) -> web.Response:
         return web.Response(text="ok\n")
 
-    async def _readyz(self, _: web.Request) -> web.Response:
+    def _readyz(self) -> web.Response:
         return web.Response(text="ok\n") if self.is_ready else web.Response(status=503, text="not ready\n")
 
-    async def _metrics_page(self, _: web.Request) -> web.Response:
+    def _metrics_page(self) -> web.Response:
         return web.Response(body=self._metrics.rendered(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 

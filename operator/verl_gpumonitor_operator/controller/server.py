@@ -13,7 +13,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from verl_gpumonitor_operator.listening import listening
+from verl_gpumonitor_operator.listening import Pages
 
 PORT: Final = 8081
 
@@ -32,36 +32,28 @@ class HealthServer:
         """`host` None: all addresses."""
         self._registry = registry
         self._ready = ready
-        self._address = (host, port)
-        self._runner: web.AppRunner | None = None
+        pages = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}
+        self._pages = Pages(pages, host=host, port=port)
 
     async def start(self) -> None:
         """Listen. Raises OSError when the port is taken."""
-        app = web.Application()
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/metrics", self._metrics)
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        await web.SockSite(self._runner, listening(*self._address)).start()
+        await self._pages.start()
 
     @property
     def port(self) -> int:
-        """The port that is listened on; 0 before the start."""
-        addresses = self._runner.addresses if self._runner else []
-        return int(addresses[0][1]) if addresses else 0
+        """The port that is listened on."""
+        return self._pages.port
 
     async def close(self) -> None:
         """Stop listening."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._pages.close()
 
-    async def _healthz(self, _: web.Request) -> web.Response:
+    def _healthz(self) -> web.Response:
         return web.Response(text="ok\n")
 
-    async def _readyz(self, _: web.Request) -> web.Response:
+    def _readyz(self) -> web.Response:
         why_not = self._ready()
         return web.Response(text="ok\n") if why_not is None else web.Response(status=503, text=why_not + "\n")
 
-    async def _metrics(self, _: web.Request) -> web.Response:
+    def _metrics(self) -> web.Response:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -14,13 +14,14 @@ from typing import Any
 import aiohttp
 import jsonpatch as independent_jsonpatch
 import pytest
+from aiohttp import web
 
 from tests.unit.admission import samples
 from verl_gpumonitor_operator import certs
 from verl_gpumonitor_operator.admission import attendance, mutation, preflight
 from verl_gpumonitor_operator.admission import server as server_module
 from verl_gpumonitor_operator.admission.server import Server
-from verl_gpumonitor_operator.listening import ServerLimits
+from verl_gpumonitor_operator.listening import Pages, ServerLimits
 
 from . import fake_api
 from .fake_api import FakeApi
@@ -487,3 +488,22 @@ async def test_other_requests_are_refused(method: str, path: str, status: int) -
         async with asyncio.timeout(5):
             assert int((await reader.readline()).split()[1]) == status
         writer.close()
+
+
+async def test_whoever_stays_on_the_health_port_does_not_keep_the_kubelet_out() -> None:
+    limits = ServerLimits(connections=20, connections_of_peer=5, first_request_seconds=0.2, idle_seconds=0.2)
+    pages = Pages({"/healthz": lambda: web.Response(text="ok")}, host="127.0.0.1", port=0, limits=limits)
+    await pages.start()
+    try:
+        silent = [await asyncio.open_connection("127.0.0.1", pages.port) for _ in range(5)]
+        async with asyncio.timeout(5):
+            assert {await reader.read() for reader, _ in silent} == {b""}
+        url = f"http://127.0.0.1:{pages.port}"
+        async with aiohttp.ClientSession() as session:
+            for method, path, status in (("GET", "/healthz?x", 200), ("POST", "/healthz", 405), ("GET", "/x", 404)):
+                async with session.request(method, url + path) as response:
+                    assert response.status == status
+        for _, writer in silent:
+            writer.close()
+    finally:
+        await pages.close(0.2)
