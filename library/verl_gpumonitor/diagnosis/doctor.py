@@ -155,7 +155,8 @@ class Diagnosis:
                 cause.explains.add(rule.reason)
             if not causes:
                 held[case.key] = case
-        for key in {*held, *(key[1] for key in own)}:
+        # A dictionary keeps the order, where a set would give one that changes with the seed of the hash.
+        for key in dict.fromkeys((*held, *(key[1] for key in own))):
             self._advance(rule, key, held.get(key), t)
 
     def _open_tracks(self) -> list[Track]:

@@ -73,6 +73,17 @@ def test_a_problem_is_raised_and_ends_with_hysteresis(
     assert [(f.first_seen, f.resolved) for f in diagnosis.findings] == life
 
 
+def test_problems_that_are_raised_at_once_are_found_in_the_order_of_their_rule() -> None:
+    pods = [f"pod-{number}" for number in range(12)]
+
+    def judge(history: History, _: Thresholds, __: Open) -> Verdict:
+        return [Case(key=pod, finding=finding("TelemetryUnavailable", pod, pods=[pod])) for pod in pods]
+
+    hold = Holds(raise_seconds=10, clear_seconds=0)
+    diagnosis = _fed([Rule(reason="TelemetryUnavailable", judge=judge, hold=lambda _: hold)], range(0, 40, 2))
+    assert [tracked.finding.message for tracked in diagnosis.findings] == pods
+
+
 def test_a_problem_that_comes_back_soon_is_the_same_finding() -> None:
     diagnosis = _fed([_rule(lambda t: t < 100 or t >= 300)], range(0, 400, 2))
     assert [(f.first_seen, f.resolved) for f in diagnosis.findings] == [(0.0, None)]
