@@ -90,6 +90,7 @@ def test_a_signal_ends_it_at_once_with_whole_lines(host: Host, tmp_path: Path) -
     assert all(len(row) == 8 and None not in row.values() for row in rows(path.read_text()))
 
 
+@pytest.mark.slow
 def test_a_terminal_that_is_closed_ends_it_and_under_nohup_it_goes_on(host: Host, tmp_path: Path) -> None:
     lines = "gpumon log -l 0.1 -c 40 -o {path} & pid=$!; sleep 2; pkill -HUP -P $pid; wait $pid; wc -l < {path}"
     ended = host.shell(lines.format(path=tmp_path / "ended.csv"))
@@ -169,6 +170,7 @@ def test_without_a_driver_it_says_so_with_a_code_of_its_own(bare_host: Host) -> 
         assert done.stdout == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"])
 def test_a_driver_that_hangs_is_not_one_that_shows_no_gpu(host: Host, function: str) -> None:
     fault = simgpu.hang(function=function, file=host.file)
@@ -178,6 +180,7 @@ def test_a_driver_that_hangs_is_not_one_that_shows_no_gpu(host: Host, function: 
     assert "does not answer" in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_a_gpu_that_hangs_is_named_and_the_others_are_shown(host: Host) -> None:
     fault = simgpu.hang(gpu=2, function="nvmlDeviceGetMemoryInfo", file=host.file)
     done = host.run("list")

@@ -34,6 +34,7 @@ def passed(moment: Moment, passes: int) -> Callable[[Moment], bool]:
     return lambda later: later.sample.health.collections >= target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", CALLS_OF_A_GPU)
 def test_a_hanging_call_costs_its_gpu_alone(function: str, own_state: simgpu.StateFile, sampler: Driven) -> None:
     """No stale value is shown for it, the others stay fresh, and it is back when the call returns (pai#889)."""
@@ -85,6 +86,7 @@ def test_while_one_call_hangs_one_other_thread_goes_on(own_state: simgpu.StateFi
     assert simgpu.max_concurrency(own_state) == 2
 
 
+@pytest.mark.slow
 def test_all_gpus_may_hang_and_all_come_back(own_state: simgpu.StateFile, sampler: Driven) -> None:
     fault = simgpu.hang(function="nvmlDeviceGetUtilizationRates", file=own_state)
     moment = sampler.until(

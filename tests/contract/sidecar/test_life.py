@@ -41,6 +41,7 @@ def test_the_final_report_is_sent_on_a_signal(
     assert not any(report.final for report in controller.reports[:-1])
 
 
+@pytest.mark.slow
 def test_it_ends_whatever_the_controller_does(
     gpus: simgpu.StateFile, start: Start, controller: Controller, reporting: Reporting, silent_port: int
 ) -> None:

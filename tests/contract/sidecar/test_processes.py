@@ -91,6 +91,7 @@ def test_a_report_says_who_holds_each_gpu(
     assert all(SECRET.encode() not in encode(each) for each in controller.reports)
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_no_longer_listed(
     start: Start, gpus: simgpu.StateFile, controller: Controller, reporting: dict[str, str]
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_process_that_ends_is_no_longer_listed(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "driver"),
     [({}, {}), (SHARED, {"version": "550.54.15", "process_mode": "namespace-no-memory"})],

@@ -4,6 +4,7 @@
 
 from pathlib import Path
 
+import pytest
 import simgpu
 
 from tests.contract.sidecar.conftest import TOKEN_VARIABLE, Start
@@ -70,6 +71,7 @@ def test_a_refusal_for_good_drops_that_report_alone(
     assert sidecar.value("gpumonitor_reports_dropped_total") == controller.reports[-1].collection.dropped_reports
 
 
+@pytest.mark.slow
 def test_retry_after_is_obeyed(
     gpus: simgpu.StateFile, start: Start, controller: Controller, reporting: Reporting
 ) -> None:

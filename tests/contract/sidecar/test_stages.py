@@ -74,6 +74,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_a_head_counts_its_own_stages_and_reports_those_of_the_cluster(
     gpus: simgpu.StateFile, start: Start, ray: Ray, controller: Controller, reporting: dict[str, str]
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_head_counts_its_own_stages_and_reports_those_of_the_cluster(
     assert {(job.submission_id, job.entrypoint) for job in jobs} == {("raysubmit_1", "python -m x k=v")}
 
 
+@pytest.mark.slow
 def test_a_head_without_gpus_speaks_for_its_cluster(
     start: Start, ray: Ray, controller: Controller, reporting: dict[str, str]
 ) -> None:
