@@ -100,17 +100,19 @@ class Controller:
         self._build()
 
     def _build(self) -> None:
-        settings, client = self._options.settings, self._client
-        owner = Deployment(client, namespace=settings.namespace, name=settings.controller_name)
+        settings = self._options.settings
+        owner = Deployment(self._client, namespace=settings.namespace, name=settings.controller_name)
         place = {"namespace": settings.namespace}
         self.lease = Lease(
-            client,
+            self._client,
             owner,
             **place,
             name=settings.controller_name,
             identity=self._options.identity,
             duration=settings.controller.lease_seconds,
         )
+        # For all parts but the Lease itself: whatever writes is held back while another process may lead.
+        client = self._guarded = self._client.guarded(lambda: self.lease.confirmed)
         clinic = Clinic(
             interval_seconds=settings.report.interval_seconds,
             thresholds=thresholds_of(settings.diagnosis.thresholds),
@@ -150,7 +152,8 @@ class Controller:
             ledgers=self.ledgers,
             clock=time.time,
         )
-        self.reviews = Reviews(client)
+        # What these create is stored nowhere.
+        self.reviews = Reviews(self._client)
         self.sweeper = Sweeper(client, self.reconciler)
         self.pods, self._reflectors = reflectors(client, GpuResources.of(settings.injection.gpu_resources))
         self.pods.watch(self.workloads)
@@ -170,8 +173,10 @@ class Controller:
         settings = self._options.settings
         self.certificate = LiveCertificate()
         self.certificates = CertificateKeeper(
-            secret=SecretDocument(self._client, owner, namespace=settings.namespace, name=settings.certificates_secret),
-            publisher=CaPublisher(self._client, name=settings.webhook_configuration),
+            secret=SecretDocument(
+                self._guarded, owner, namespace=settings.namespace, name=settings.certificates_secret
+            ),
+            publisher=CaPublisher(self._guarded, name=settings.webhook_configuration),
             names=certs.server_names(settings.release, settings.namespace),
             load_leaf=self.certificate.load,
             now=lambda: datetime.now(UTC),
@@ -200,7 +205,7 @@ class Controller:
         settings = self._options.settings
         self.rescuer = Rescuer(
             images=settings.images,
-            patcher=PodImages(self._client),
+            patcher=PodImages(self._guarded),
             incidents=self.reconciler,
             metrics=RescueMetrics(self.registry),
         )
@@ -208,7 +213,7 @@ class Controller:
             image=settings.images.sidecar,
             settings=settings.breaker,
             store=ConfigMapDocument(
-                self._client, owner, namespace=settings.namespace, name=settings.breaker_config_map
+                self._guarded, owner, namespace=settings.namespace, name=settings.breaker_config_map
             ),
             metrics=BreakerMetrics(self.registry),
             belongs=lambda pod: self.workloads.workload_of_pod(pod) is not None,
@@ -259,7 +264,7 @@ class Controller:
         """Whether one object of this kind can be listed. Where that of our own cannot, it is the API server."""
         resource = RESOURCES[watched]
         try:
-            await self._client.get(object_path(f"{resource.group}/{resource.version}", resource.plural), {"limit": 1})
+            await self._guarded.get(object_path(f"{resource.group}/{resource.version}", resource.plural), {"limit": 1})
         except (NotFoundError, ForbiddenError):
             return True
         except ServerFaultError:
@@ -286,7 +291,7 @@ class Controller:
         """Do the work of the holder of the Lease. Returns when the Lease is lost, or raises what ended a part."""
         async with asyncio.TaskGroup() as group:
             self._spawn(group, "certificates", self.certificates.run())
-            self._spawn(group, "namespaces", namespace_reflector(self._client, self.namespaces).run())
+            self._spawn(group, "namespaces", namespace_reflector(self._guarded, self.namespaces).run())
             for number, reflector in enumerate(self._reflectors):
                 self._spawn(group, f"pods-{number}", reflector.run())
             self._spawn(group, "status", self.writer.run())

@@ -8,7 +8,7 @@ that are needed. Every request has a time limit, and every answer that is not 2x
 """
 
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from kubernetes.aio.config.config_exception import ConfigException
 from kubernetes.aio.config.incluster_config import load_incluster_config
 from kubernetes.aio.config.kube_config import load_kube_config
 
-from .errors import KubeError, UnreachableError, classify
+from .errors import HeldBackError, KubeError, UnreachableError, classify
 
 REQUEST_SECONDS: Final = 30.0
 CONNECT_SECONDS: Final = 10.0
@@ -59,9 +59,10 @@ class Access:
 class KubeClient:
     """One connection pool to one API server. Safe for many tasks of one event loop."""
 
-    def __init__(self, api: ApiClient, *, in_cluster: bool) -> None:
+    def __init__(self, api: ApiClient, *, in_cluster: bool, may_write: Callable[[], bool] = lambda: True) -> None:
         self._api = api
         self._in_cluster = in_cluster
+        self._may_write = may_write
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None) -> "KubeClient":
@@ -80,6 +81,13 @@ class KubeClient:
         api = ApiClient(configuration)
         api.user_agent = "gpumon-controller"
         return cls(api, in_cluster=kubeconfig is None)
+
+    def guarded(self, may_write: Callable[[], bool]) -> "KubeClient":
+        """Return a client of the same connections whose writes are HeldBackError while `may_write` says no.
+
+        It is asked right before each is sent, so that no part can forget to.
+        """
+        return KubeClient(self._api, in_cluster=self._in_cluster, may_write=may_write)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -150,6 +158,8 @@ class KubeClient:
         content_type: str = JSON,
         accept: str = JSON,
     ) -> bytes:
+        if method != "GET" and not self._may_write():
+            raise HeldBackError(f"{method} {path}: held back, since the Lease is not confirmed")
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS)
         response = await self._open(
             method, path, query=query, body=body, content_type=content_type, accept=accept, timeout=timeout

@@ -12,6 +12,7 @@
 * `InvalidError`: 400, 413, 415, 422; the same request will never be taken
 * `TooManyRequestsError`: 429; wait `retry_after_seconds`
 * `ServerFaultError`: 5xx
+* `HeldBackError`: a write that was not sent, because another process may lead now
 """
 
 
@@ -30,7 +31,7 @@ class KubeError(Exception):
     @property
     def transient(self) -> bool:
         """The same request may succeed later without anybody's doing."""
-        return isinstance(self, UnreachableError | TooManyRequestsError | ServerFaultError)
+        return isinstance(self, UnreachableError | TooManyRequestsError | ServerFaultError | HeldBackError)
 
 
 class UnreachableError(KubeError):
@@ -63,6 +64,10 @@ class TooManyRequestsError(KubeError):
 
 class ServerFaultError(KubeError):
     """The server itself failed."""
+
+
+class HeldBackError(KubeError):
+    """The write was not sent, since this process may not write now."""
 
 
 def classify(status: int, message: str, *, reason: str = "", retry_after_seconds: float | None = None) -> KubeError:

@@ -4,13 +4,19 @@
 
 import asyncio
 import contextlib
-from types import SimpleNamespace
+from collections.abc import Awaitable, Iterator
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
 
 from verl_gpumonitor_operator.controller import main
-from verl_gpumonitor_operator.controller.main import Controller
+from verl_gpumonitor_operator.controller.main import Controller, Options
+from verl_gpumonitor_operator.kube.client import KubeClient
+from verl_gpumonitor_operator.kube.errors import HeldBackError, UnreachableError
+from verl_gpumonitor_operator.settings import Images, Settings
 
 
 class Parts:
@@ -87,3 +93,72 @@ async def test_what_was_before_is_restored_once_the_lists_are_there() -> None:
     ]
     order = [parts.begun.index(name) for name in ("loaded", "restore", "reconciler")]
     assert order == sorted(order)
+
+
+def clients_within(part: object) -> Iterator[tuple[str, KubeClient]]:
+    """Every client that a part holds, and the parts that it is made of; with the class that holds it."""
+    seen: set[int] = set()
+    waiting = [("", part)]
+    while waiting:
+        holder, one = waiting.pop()
+        if isinstance(one, KubeClient):
+            yield holder, one
+            continue
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, dict | list | tuple | set | frozenset):
+            waiting += [(holder, item) for item in (one.values() if isinstance(one, dict) else one)]
+        elif isinstance(one, MethodType):
+            waiting.append((holder, one.__self__))
+        elif type(one).__module__.startswith("verl_gpumonitor_operator"):
+            names = {name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())}
+            held = {name: getattr(one, name, None) for name in names} | getattr(one, "__dict__", {})
+            waiting += [(type(one).__name__, item) for item in held.values()]
+
+
+async def test_every_part_that_writes_has_a_client_that_the_lease_holds_back() -> None:
+    """Two controllers never write at once: not the parts that somebody thought of, all of them."""
+    settings = Settings(release="r", namespace="n", images=Images(sidecar="s", operator="o"))
+    raw = KubeClient(ApiClient(Configuration(host="http://127.0.0.1:9")), in_cluster=False)
+    controller = Controller(Options(settings=settings, kubeconfig=None, instance="i", identity="i"), raw)
+    unguarded, guarded = set(), set()
+    for holder, client in clients_within(controller):
+        if client is raw:
+            unguarded.add(holder)
+            continue
+        guarded.add(holder)
+        with pytest.raises(HeldBackError):
+            await client.post("/x", {})
+    # The Lease itself; what stores nothing; the Deployment that owns our objects, which is read; and who hands it out.
+    assert unguarded == {"Lease", "Reviews", "Deployment", "Controller"}
+    writers = {"StatusWriter", "EventRecorder", "PodImages", "SecretDocument", "CaPublisher", "ConfigMapEntries"}
+    assert writers <= guarded, "the parts were looked into"
+    await raw.close()
+
+
+async def test_a_write_that_is_held_back_may_work_later() -> None:
+    asked: list[str] = []
+
+    def may_write() -> bool:
+        asked.append("")
+        return False
+
+    raw = KubeClient(ApiClient(Configuration(host="http://127.0.0.1:9")), in_cluster=False)
+    client = raw.guarded(may_write)
+    writes: list[Awaitable[object]] = [
+        client.post("/x", {}),
+        client.put("/x", {}),
+        client.merge_patch("/x", {}),
+        client.strategic_patch("/x", {}),
+        client.json_patch("/x", []),
+        client.delete("/x"),
+    ]
+    for write in writes:
+        with pytest.raises(HeldBackError) as caught:
+            await write
+        assert caught.value.transient
+    assert len(asked) == len(writes)
+    with pytest.raises(UnreachableError):
+        await client.get("/x")
+    await raw.close()
