@@ -78,9 +78,12 @@ class Config:
 
     @cached_property
     def v1(self) -> bool:
-        """Whether the trainers of `trainer/ppo/v1` run, or their preview of 0.8.0."""
+        """Whether the trainers of `trainer/ppo/v1` run, or their preview of 0.8.0.
+
+        An older release may be named beside that module, by mistake: the release decides, as it does on the keys.
+        """
         if self.launch.module == "verl.trainer.main_ppo_sync":
-            return True
+            return self.versions.since("0.8.0")
         return self.versions.since("0.9.0") and self.launch.overrides.get("trainer.use_v1", "true").lower() != "false"
 
     def entry(self, key: str) -> Entry | None:

@@ -323,7 +323,7 @@ def _read_by_verl(weighed: Weighed) -> Iterator[str]:
     engine, exactly = not config.legacy_workers, config.versions.primary
     dead: dict[str, bool] = {
         "trainer.balance_batch": config.v1,
-        "critic.ppo_max_token_len_per_gpu": engine and config.v1,
+        "critic.ppo_max_token_len_per_gpu": config.v1,
         f"{A}.entropy_from_logits_with_chunking": exactly == "0.8.0",
         f"{A}.entropy_checkpointing": exactly == "0.8.0",
         f"{F}.entropy_from_logits_with_chunking": exactly == "0.8.0",

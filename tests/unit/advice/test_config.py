@@ -47,6 +47,21 @@ def test_what_cannot_be_known_is_none(found: Config) -> None:
     assert found.number(f"{R}.gpu_memory_utilization") is None
 
 
+@pytest.mark.parametrize(
+    ("module", "settings", "verl", "expected"),
+    [
+        pytest.param("main_ppo", {}, "0.9.0", True, id="the default from 0.9 on"),
+        pytest.param("main_ppo", {"trainer.use_v1": "False"}, "0.9.0", False, id="switched off"),
+        pytest.param("main_ppo", {}, "0.8.0", False, id="not yet"),
+        pytest.param("main_ppo_sync", {}, "0.8.0", True, id="their preview"),
+        pytest.param("main_ppo_sync", {}, None, True, id="the module tells the release"),
+        pytest.param("main_ppo_sync", {}, "0.3.0.post1", False, id="a release that has none"),
+    ],
+)
+def test_the_trainers_of_v1(module: str, settings: dict[str, str], verl: str | None, expected: bool) -> None:
+    assert config(settings, verl=verl, module=f"verl.trainer.{module}").v1 is expected
+
+
 def test_null_and_nonsense_decide_nothing() -> None:
     found = config({f"{R}.max_num_seqs": "null", f"{R}.n": "many", f"{A}.use_dynamic_bsz": "maybe"})
     assert (found.integer(f"{R}.max_num_seqs"), found.integer(f"{R}.n"), found.flag(f"{A}.use_dynamic_bsz")) == (
