@@ -9,14 +9,15 @@ from verl_gpumonitor_operator import settings
 from verl_gpumonitor_operator.controller import ledgers
 
 READ = "get list watch"
+FOLLOW = "list watch"
 CONTROLLER_EVERYWHERE = {
-    "ray.io/rayjobs": READ,
-    "ray.io/rayclusters": READ,
-    "kubeflow.org/pytorchjobs": READ,
-    "trainer.kubeflow.org/trainjobs": READ,
-    "/namespaces": READ,
-    "/pods": READ + " patch",
-    "apiextensions.k8s.io/customresourcedefinitions": READ,
+    "ray.io/rayjobs": FOLLOW,
+    "ray.io/rayclusters": FOLLOW,
+    "kubeflow.org/pytorchjobs": FOLLOW,
+    "trainer.kubeflow.org/trainjobs": FOLLOW,
+    "/namespaces": FOLLOW,
+    "/pods": FOLLOW + " patch",
+    "apiextensions.k8s.io/customresourcedefinitions": FOLLOW,
     "gpumonitor.dev/gpumonitors": READ + " create delete",
     "gpumonitor.dev/gpumonitors/status": "patch",
     "events.k8s.io/events": "get create patch",
@@ -28,10 +29,10 @@ CONTROLLER_AT_HOME = {
     "/secrets": "create",
     "/configmaps": "create",
     "coordination.k8s.io/leases": "create",
-    f"/secrets/{RELEASE}-certificates": "get update patch",
-    f"/configmaps/{RELEASE}-breaker": "get update patch",
-    **{f"/configmaps/{name}": "get update patch" for name in ledgers.names(RELEASE)},
-    f"coordination.k8s.io/leases/{RELEASE}-controller": "get update patch",
+    f"/secrets/{RELEASE}-certificates": "get update",
+    f"/configmaps/{RELEASE}-breaker": "get patch",
+    **{f"/configmaps/{name}": "get patch" for name in ledgers.names(RELEASE)},
+    f"coordination.k8s.io/leases/{RELEASE}-controller": "get update",
     f"apps/deployments/{RELEASE}-controller": "get",
 }
 WEBHOOK_EVERYWHERE = {
