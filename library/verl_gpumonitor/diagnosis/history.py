@@ -4,7 +4,7 @@
 
 A sample of a GPU speaks for the span since the one before. Of a span that saw several stages, each gets its seconds;
 load and power, which NVML measures over the last moment, are the last stage's, and the memory peak belongs to one of
-them, nobody knows which, and is left out.
+them: the one that is left when no other ever came near it (`straddled`); where several did, it is left out.
 """
 
 import re
@@ -61,6 +61,15 @@ MAX_EVENTS: Final = 256
 MAX_CHANGES: Final = 64
 SPIN_UTILIZATION: Final = 0.9
 SPIN_OF_LIMIT: Final = 0.4
+RESUME: Final = "update_weights"
+"""In it trained and served weights share the GPU."""
+TRAINED: Final = frozenset(("old_log_prob", "ref", "values", "update_critic", "update_actor", "reward"))
+TRAINED_APART: Final = 0.03
+"""What a training stage takes differs from step to step by so much of a GPU's memory, and is not surely another's."""
+ENGINE_APART: Final = 0.015
+"""The same of a stage that takes its memory beforehand."""
+USUAL_RISE: Final = 0.15
+"""No stage takes so much more from one step to the next that nothing else could have taken it."""
 LOW_POWER_STAGES: Final = frozenset(("update_weights", "init", "save_checkpoint", OTHER))
 _PIPELINE: Final = re.compile(r"pipeline_model_parallel_size[=\s]+(\d+)")
 _TRAINER_KINDS: Final = frozenset(("PyTorchJob", "TrainJob", "MPIJob"))
@@ -96,7 +105,18 @@ class GpuHistory:
 
     __slots__ = (
         *("_own", "_usual_watts", "_working_lines", "before", "changes", "engine_bytes", "error", "error_t", "first_t"),
-        *("highest_bytes", "index", "interval", "last", "memory_t", "model", "now", "pod", "power_limit_watts"),
+        *(
+            "held_by",
+            "highest_bytes",
+            "index",
+            "interval",
+            "last",
+            "memory_t",
+            "model",
+            "now",
+            "pod",
+            "power_limit_watts",
+        ),
         *("processes", "processes_t", "role", "stage", "stage_since", "throttled_seconds", "titles", "total_bytes"),
         *("utilization_t", "uuid", "worked_t"),
     )
@@ -532,10 +552,21 @@ class History:
         if whole or line.t - gpu.stage_since >= SETTLED_SECONDS:
             piece = gpu.now[spans[-1][2]]
             _add_load(piece, line, spans[-1][1] - spans[-1][0])
-            before = piece.peak_bytes or 0.0
+            before = piece.peak_bytes
             piece.add_memory(line.memory_used_bytes, line.memory_peak_bytes if whole else None)
-            if any(before < ratio * (gpu.total_bytes or 0.0) <= (piece.peak_bytes or 0.0) for ratio in ALARM_RATIOS):
-                self.alarms += 1
+            self._alarm(gpu, before, piece)
+        if not whole and line.memory_peak_bytes is not None:
+            whose = straddled(gpu, frozenset(span[2] for span in spans), line.memory_peak_bytes)
+            if whose is not None:
+                piece = gpu.now[whose]
+                before = piece.peak_bytes
+                piece.peak_bytes = max(line.memory_peak_bytes, before or 0.0)
+                self._alarm(gpu, before, piece)
+
+    def _alarm(self, gpu: GpuHistory, before: float | None, piece: Piece) -> None:
+        """Count it where a stage's peak came near the end."""
+        total, now = gpu.total_bytes or 0.0, piece.peak_bytes or 0.0
+        self.alarms += any((before or 0.0) < ratio * total <= now for ratio in ALARM_RATIOS)
 
     def _stand(self, gpu: GpuHistory, line: GpuLine) -> None:
         """Add up the time in which a whole pool stands still."""
@@ -723,6 +754,49 @@ def _spans(gpu: GpuHistory, begin: float, end: float) -> Iterator[tuple[float, f
         yield since, t, stage, role
         since, stage, role = t, next_stage, next_role
     yield since, end, stage, role
+
+
+def straddled(gpu: GpuHistory, stages: frozenset[str], peak_bytes: float) -> str | None:
+    """Return whose peak it is that fell into a span of several stages; None where that cannot be told.
+
+    The window in which the rollout resumes is short, and begins with its peak, the highest of a step: mostly that lies
+    in such a span. It is the hand-over's where each other stage is known and stays well below; else that of the one
+    training stage which alone comes as high. Example: of 78 GiB between `ref`, never above 40, and `update_actor`,
+    which reaches 70, the latter's.
+    """
+    total = gpu.total_bytes
+    if not total:
+        return None
+    highest = {stage: _highest(gpu, stage) for stage in stages}
+    if RESUME in stages and highest[RESUME] is not None and _below(highest, RESUME, peak_bytes, total):
+        return RESUME
+    trained = {stage: known for stage in sorted(stages) if stage in TRAINED and (known := highest[stage]) is not None}
+    if not trained:
+        return None
+    most = max(trained, key=lambda stage: trained[stage])
+    alone = stages <= TRAINED or peak_bytes <= trained[most] + USUAL_RISE * total
+    return most if alone and _below(highest, most, peak_bytes, total) else None
+
+
+def _highest(gpu: GpuHistory, stage: str) -> float | None:
+    """Return the highest known peak of a stage; None before one of its steps is over."""
+    past, now = gpu.past.get(stage), gpu.now.get(stage)
+    if past is None:
+        return None
+    known = [peak for peak in past.peaks if peak is not None]
+    return max([*known, (now.peak_bytes if now is not None else None) or 0.0])
+
+
+def _below(highest: Mapping[str, float | None], one: str, peak_bytes: float, total: float) -> bool:
+    """Say whether all stages but one stay so far below a peak that it cannot be theirs."""
+    for stage, known in highest.items():
+        # What runs between stages takes no memory of its own, but for a hand-over that nobody tells.
+        if stage in (one, OTHER, UNKNOWN):
+            continue
+        apart = TRAINED_APART if stage in TRAINED else ENGINE_APART
+        if known is None or peak_bytes < known + apart * total:
+            return False
+    return True
 
 
 def _add_load(piece: Piece, line: GpuLine, seconds: float) -> None:

@@ -1,0 +1,97 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Whose the memory peak is that falls between two samples, when the stage changed between them."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.diagnosis.pasts import TOTAL_BYTES, history, stage
+from verl_gpumonitor.diagnosis.history import History, straddled
+from verl_gpumonitor.model.trace import (
+    TRACE_FORMAT,
+    GpuLine,
+    Header,
+    Record,
+    StepLine,
+    TaskLine,
+    TraceGpu,
+    TracePod,
+)
+
+USUAL = {
+    "gen": stage(peak=0.85),
+    "ref": stage(peak=0.40),
+    "update_actor": stage(peak=0.70),
+    "update_weights": stage(seconds=5, peak=0.55),
+}
+
+
+@pytest.mark.parametrize(
+    ("stages", "peak", "whose"),
+    [
+        pytest.param("update_actor update_weights", 0.98, "update_weights", id="far above the update: the hand-over's"),
+        pytest.param("update_actor other update_weights", 0.98, "update_weights", id="with a pause between them"),
+        pytest.param("update_weights gen", 0.98, "update_weights", id="above the engine's own share"),
+        pytest.param("update_actor update_weights gen", 0.98, "update_weights", id="all of it between two samples"),
+        pytest.param("update_weights gen", 0.855, None, id="as the engine's share: nobody knows"),
+        pytest.param("update_actor update_weights", 0.72, "update_actor", id="as an update may take: the update's"),
+        pytest.param("ref update_actor", 0.78, "update_actor", id="the one of two trained stages that comes so high"),
+        pytest.param("ref update_actor", 0.41, None, id="as either takes"),
+        pytest.param("other update_actor", 0.75, "update_actor", id="after a pause, and near to what it takes"),
+        pytest.param("ref other", 0.98, None, id="no stage takes twice as much from one step to the next"),
+        pytest.param("other gen", 0.95, None, id="an engine's reservation is no peak"),
+        pytest.param("update_critic update_actor", 0.90, None, id="nobody knows what a stage takes that is new"),
+        pytest.param("update_critic update_weights", 0.98, None, id="nor is a hand-over told from it"),
+    ],
+)
+def test_a_peak_between_two_stages_is_the_one_that_is_left(stages: str, peak: float, whose: str | None) -> None:
+    gpu = history(("w", [[USUAL] * 3])).gpus["0-0"]
+    assert straddled(gpu, frozenset(stages.split()), peak * TOTAL_BYTES) == whose
+
+
+def test_nothing_is_said_of_a_gpu_whose_size_is_not_known() -> None:
+    gpu = history(("w", [[USUAL] * 3])).gpus["0-0"]
+    gpu.total_bytes = None
+    assert straddled(gpu, frozenset({"update_actor", "update_weights"}), TOTAL_BYTES) is None
+
+
+STEP_SECONDS = 106.0
+SPANS = (("generate_sequences", 0.0, 60.0, 60), ("update_actor", 60.0, 100.0, 68), ("update_weights", 100.0, 106.0, 50))
+"""Task, begin and end in a step, memory in percent. The hand-over takes 95% in its first second."""
+
+
+def _tasks(step: int) -> Iterator[Record]:
+    for name, begin, end, _ in SPANS:
+        task = f"WorkerDict.actor_rollout_{name}"
+        for t, state in ((begin, "begin"), (end, "end")):
+            yield TaskLine(t=step * STEP_SECONDS + t, pod="w", pid=1, local_rank=0, name=task, state=state)
+    yield StepLine(t=(step + 1) * STEP_SECONDS, step=step)
+
+
+def _used(t: float) -> int:
+    within = t % STEP_SECONDS
+    return 95 if 100 < within < 101 else next(used for _, begin, _, used in reversed(SPANS) if within >= begin)
+
+
+def _samples(interval: float, until: float) -> Iterator[Record]:
+    for number in range(1, int(until / interval)):
+        t = number * interval + 0.3
+        highest = max(_used(t - back * 0.1) for back in range(int(interval / 0.1)))
+        now = min(_used(t), 68)
+        yield GpuLine(t=t, pod="w", uuid="GPU-0", memory_used_bytes=now, memory_peak_bytes=highest)
+
+
+@pytest.mark.parametrize("interval", [1.0, 2.0, 5.0, 10.0])
+def test_a_hand_over_shorter_than_two_samples_keeps_its_peak(interval: float) -> None:
+    gpu = TraceGpu(uuid="GPU-0", index=0, memory_total_bytes=100)
+    made = History(Header(format=TRACE_FORMAT, pods=[TracePod(name="w", gpus_requested=1, gpus=[gpu])]))
+    steps = 6
+    records = [record for step in range(steps) for record in _tasks(step)]
+    records += _samples(interval, steps * STEP_SECONDS)
+    for record in sorted(records, key=lambda record: record.t):
+        made.feed(record)
+    # A span that begins in one step and ends in the next is the next one's.
+    known = [piece.peak_bytes for piece in made.gpus["GPU-0"].pieces("update_weights")[1:]]
+    assert known.count(95.0) >= 3
+    assert {piece.peak_bytes for piece in made.gpus["GPU-0"].pieces("update_actor")} == {68.0}
