@@ -106,18 +106,22 @@ def application_fault(case: Case) -> Found:
 def throttled(case: Case) -> Found:
     """Yield how a hot or limited GPU is told apart."""
     reason = str(case.finding.evidence.get("throttle_reasons") or "")
-    yield say(
+    braked = "power_brake" in reason
+    cooling = say(
         "Have the node's cooling looked at (fans, air flow, inlet temperature, the neighbour's load): the GPU"
         " lowers its clocks, and all ranks of the job wait for it. Until then keep the job off the node (cordon)",
         reason=reason or "clocks are held down",
         price="one node less",
         confidence="high" if "thermal" in reason else "medium",
     )
-    if "power" in reason or not reason:
+    if "thermal" in reason or not braked:
+        yield cooling
+    if braked or "thermal" not in reason:
         yield say(
-            "Compare the power limit with that of its peers (nvidia-smi -q -d POWER), and the power supply of the"
-            " node: hw_power_brake_slowdown comes from outside of the GPU",
+            "Have the node's power supplies and the rack's power cap looked at, and compare the power limit with that"
+            " of its peers (nvidia-smi -q -d POWER): hw_power_brake_slowdown comes from outside of the GPU",
             reason=reason or "clocks are held down",
+            confidence="high" if braked else "medium",
         )
 
 

@@ -149,6 +149,8 @@ class GpuHistory:
         """Of all its life."""
         self.throttled_seconds = 0.0
         """Of all its life, by heat or a power brake."""
+        self.held_by: Sequence[str] = ()
+        """What NVML said when clocks were last held down by heat or a power brake."""
         self.error: str | None = None
         self.error_t = 0.0
         self._usual_watts = _NO_FIGURES
@@ -531,6 +533,8 @@ class History:
         gpu.watch(line)
         gpu.highest_bytes = max(gpu.highest_bytes, line.memory_used_bytes or 0.0)
         gpu.throttled_seconds += seconds_throttled(line, seconds)
+        if held_down(line.throttled or ()):
+            gpu.held_by = line.throttled or ()
         gap = seconds > self.gap_seconds
         self._stand(gpu, line)
         self._before(gpu, line)

@@ -56,7 +56,7 @@ def _over(piece: Piece, ratio: float, seconds: float) -> bool:
 def _case(pool: str, piece: Piece, gpus: Sequence[GpuHistory]) -> Case:
     worst = gpus[0]
     last = worst.last
-    reasons = ", ".join(last.throttled or ()) if last is not None else ""
+    reasons = ", ".join(worst.held_by)
     share = piece.throttled_ratio or 0.0
     of = piece.stage if in_stage(piece.stage) else "the time"
     evidence: Evidence = {"throttled_ratio": round(share, 3), "stage_seconds": round(piece.seconds, 1)}
@@ -67,12 +67,23 @@ def _case(pool: str, piece: Piece, gpus: Sequence[GpuHistory]) -> Case:
     if reasons:
         evidence["throttle_reasons"] = reasons
     message = (
-        f"{subject(gpus)}: clocks were held down by heat or a power brake for {percent(share)} of {of}{heat};"
-        f" the slowest GPU sets the pace of all, so look after its cooling, its power supply or its node"
+        f"{subject(gpus)}: clocks were held down by {_by(reasons)} for {percent(share)} of {of}{heat};"
+        f" the slowest GPU sets the pace of all, so look after its {_after(reasons)} or its node"
     )
     return Case(
         key=pool, finding=finding(REASON, message, gpus=gpus, stage=piece.stage, role=piece.role, evidence=evidence)
     )
+
+
+def _by(reasons: str) -> str:
+    """Return what it was, as far as NVML tells: `hw_slowdown` alone is either of the two."""
+    heat, brake = "thermal" in reasons, "power_brake" in reasons
+    return "heat or a power brake" if heat == brake else "heat" if heat else "a power brake"
+
+
+def _after(reasons: str) -> str:
+    heat, brake = "thermal" in reasons, "power_brake" in reasons
+    return "cooling, its power supply" if heat == brake else "cooling" if heat else "power supply"
 
 
 RULE = Rule(reason=REASON, judge=throttled)
