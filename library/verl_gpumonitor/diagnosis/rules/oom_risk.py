@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from verl_gpumonitor.diagnosis.history import GpuHistory, History
+from verl_gpumonitor.diagnosis.alike import alike
+from verl_gpumonitor.diagnosis.history import RESUME, GpuHistory, History
 from verl_gpumonitor.diagnosis.rule import (
     ENGINE,
     TRAINING,
@@ -45,7 +46,6 @@ from verl_gpumonitor.model.history import Piece
 from verl_gpumonitor.model.vocabulary import UNKNOWN, Severity
 
 REASON = "OOMRisk"
-RESUME = "update_weights"
 _SAMPLES = 8
 """Fewer tell no level."""
 _MOMENT_SHARE = 0.15
@@ -88,7 +88,12 @@ def oom_risk(history: History, thresholds: Thresholds, open_now: Open) -> Verdic
     """Judge each stage of each pool."""
     cases: list[Case] = []
     for pool, gpus in history.pools().items():
-        risks = [risk for stage in _stages(gpus) if (risk := _risk(history, gpus, stage, thresholds, open_now, pool))]
+        risks = [
+            risk
+            for part in alike(gpus)
+            for stage in _stages(part)
+            if (risk := _risk(history, part, stage, thresholds, open_now, pool))
+        ]
         cases += _joined(pool, risks, thresholds.oom_risk, open_now)
     return cases
 

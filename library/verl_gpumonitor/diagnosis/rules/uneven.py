@@ -4,7 +4,9 @@
 
 The fullest GPU sets everybody's batch, and the slowest everybody's pace. Compared are only GPUs that do the same work:
 of one pool, in the same stage and role, and never across pools, pipeline stages (the last one holds the output layer
-and 25% more, as it must) or with a GPU that the workers of this stage do not have. Answers differ in length, so that in
+and 25% more, as it must), between those that train and those that only generate, or with a GPU that the workers of
+this stage do not have. Half and half are two kinds of work, unless all of them train and some are left without any
+work in each rollout: engines that got no requests, or died. Answers differ in length, so that in
 any one rollout some GPUs work longer; only those that are odd in several steps in a row are odd. Time is that of each
 rank's own work in a stage: where ranks wait for each other inside it, they all take as long.
 Source: the project's worked case (GPU 0 at 85% and 78 GB, the others near 11% and 19 GB); verl's `balance_batch`.
@@ -14,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from verl_gpumonitor.diagnosis.alike import alike, trains
 from verl_gpumonitor.diagnosis.history import GpuHistory, History
 from verl_gpumonitor.diagnosis.rule import (
     TRAINING,
@@ -33,7 +36,7 @@ from verl_gpumonitor.diagnosis.thresholds import Imbalance, Thresholds
 from verl_gpumonitor.diagnosis.work import GEN
 from verl_gpumonitor.model.figures import gib, percent
 from verl_gpumonitor.model.findings import Evidence, Finding
-from verl_gpumonitor.model.history import Piece
+from verl_gpumonitor.model.history import IDLE_UTILIZATION, Piece
 
 REASON = "Imbalance"
 MEMORY, UTILIZATION, TIME = "memory", "utilization", "time"
@@ -70,7 +73,12 @@ def uneven(history: History, thresholds: Thresholds, open_now: Open) -> Verdict:
             stages = [stage for stage in stages if stage in ("other", "unknown")]
         else:
             stages = [stage for stage in stages if stage not in ("other", "unknown")]
-        odd = [o for stage in stages for o in (_memory(history, mapped, stage, limits), _load(mapped, stage, limits))]
+        odd = [
+            o
+            for part in alike(mapped)
+            for stage in stages
+            for o in (_memory(history, part, stage, limits), _load(part, stage, limits))
+        ]
         odd += [_time(history, pool, stage, limits) for stage in stages]
         for metric in (MEMORY, UTILIZATION, TIME):
             found = [o for o in odd if o is not None and o.metric == metric]
@@ -149,7 +157,22 @@ def _load(gpus: Sequence[GpuHistory], stage: str, limits: Imbalance) -> Odd | No
         return _load_in(gpus, stage, limits, limits.steps, lambda value, middle: abs(value - middle) >= apart)
     # The last long answers keep some GPU busy after the others; that one is left without work is another thing.
     idle = _load_in(gpus, stage, limits, limits.steps, lambda value, middle: middle - value >= apart)
+    idle = idle or _left_out(gpus, stage, limits)
     return idle or _load_in(gpus, stage, limits, limits.gen_steps, lambda value, middle: value - middle >= apart)
+
+
+def _left_out(gpus: Sequence[GpuHistory], stage: str, limits: Imbalance) -> Odd | None:
+    """Look for GPUs that train as all and are without any work in each rollout, however many they are."""
+    columns = _columns([gpu for gpu in gpus if trains(gpu)], stage, _utilization, limits.steps)
+    if not columns:
+        return None
+    idle = [{gpu for gpu, load in column.items() if load < IDLE_UTILIZATION} for column in columns]
+    always = set.intersection(*idle)
+    busy = [median(load for gpu, load in column.items() if gpu not in always) for column in columns]
+    if not always or any(load is None or load < limits.utilization_busy for load in busy):
+        return None
+    found = sorted(always, key=lambda gpu: gpu.uuid)
+    return _odd(UTILIZATION, stage, (found, busy[-1] or 0.0), columns)
 
 
 def _utilization(gpu: GpuHistory, piece: Piece) -> float | None:
