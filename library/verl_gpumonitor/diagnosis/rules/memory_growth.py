@@ -6,8 +6,10 @@ Within a step memory goes up and down as stages follow each other, so a stage is
 by its floor and by its peak. A leak raises all stages alike, also those in which the engine sleeps
 (hiyouga/EasyR1#11002); growing answers raise one, and by more before it is worth a word. Noise has no direction: the
 rise must be a line over eight steps. What fills up in the first steps and then stays (allocator caches, captured
-graphs) is no growth: much of the rise must lie in the second half. From where a rise of one stage is a risk, it is
-OOMRisk's to tell.
+graphs) is no growth: much of the rise must lie in the second half. With many GPUs some course looks like a line by
+chance, so that of a GPU alone much of the rise must be its own, and not its pool's. What is held between stages is
+what one of them left, now this and now that one: growth there is a leak's if stages grow too, and nothing by itself.
+From where a rise of one stage is a risk, it is OOMRisk's to tell.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,7 @@ import msgspec
 from verl_gpumonitor.diagnosis.history import DEPTH, GpuHistory, History
 from verl_gpumonitor.diagnosis.rule import Cadence, Case, Open, Rule, Verdict, finding, fit, in_stage, median, subject
 from verl_gpumonitor.diagnosis.thresholds import MemoryGrowth, Thresholds
+from verl_gpumonitor.diagnosis.work import OTHER
 from verl_gpumonitor.model.figures import gib
 from verl_gpumonitor.model.findings import Evidence
 
@@ -54,9 +57,12 @@ def memory_growth(history: History, thresholds: Thresholds, open_now: Open) -> V
         if not grown:
             continue
         everywhere = len(grown) * 2 >= len(known)
-        told = [growth for growth in grown if growth.stage == open_now.get(pool)]
-        worst = max(told or grown, key=lambda growth: (growth.seconds, growth.stage))
-        most = max(growth.rise for growth in grown)
+        named = [growth for growth in grown if growth.stage != OTHER or not history.stages_told]
+        if not named:
+            continue
+        told = [growth for growth in named if growth.stage == open_now.get(pool)]
+        worst = max(told or named, key=lambda growth: (growth.seconds, growth.stage))
+        most = max(growth.rise for growth in named)
         alone = most >= limits.least_alone and worst.peak < thresholds.oom_risk.rising_from_ratio
         if everywhere or alone or pool in open_now:
             cases.append(_case(pool, worst, len(grown), everywhere=everywhere))
@@ -90,7 +96,7 @@ def _growth(
     common = [median(levels[place] for levels in whole.values()) or 0.0 for place in range(limits.steps)]
     grown = [gpu for gpu in gpus if gpu.uuid in whole]
     if not _grows(common, limits, limits.least):
-        grown = [gpu for gpu in grown if _grows(whole[gpu.uuid], limits, limits.least * 2)]
+        grown = [gpu for gpu in grown if _grows(whole[gpu.uuid], limits, limits.least * 2) and _by_itself(gpu, whole)]
         if not grown:
             return None
         common = max((whole[gpu.uuid] for gpu in grown), key=lambda levels: levels[-1] - levels[0])
@@ -106,6 +112,14 @@ def _growth(
         seconds=median(piece.seconds for piece in grown[0].pieces(stage)) or 0.0,
         peak=max((levels[-1] for gpu in grown if (levels := _levels(gpu, stage, "peak"))), default=0.0),
     )
+
+
+def _by_itself(gpu: GpuHistory, whole: Mapping[str, Sequence[float]]) -> bool:
+    """Say whether at least half of a GPU's rise is not its peers' too."""
+    own = whole[gpu.uuid]
+    others = [levels for uuid, levels in whole.items() if uuid != gpu.uuid]
+    peers = median(levels[-1] - levels[0] for levels in others) or 0.0
+    return own[-1] - own[0] >= 2 * peers
 
 
 def _levels(gpu: GpuHistory, stage: str, what: str) -> list[float]:
