@@ -53,9 +53,14 @@ def _alone(case: Case) -> bool:
     return few and "Imbalance" in case.context.open_reasons
 
 
+_TRAINED: Final = frozenset({"old_log_prob", "ref", "values", "update_critic", "update_actor"})
+"""Stages in which the rollout engine sleeps."""
+
+
 def lone_gpu(case: Case) -> Found:
     """Yield what takes load off one GPU that carries more than its peers."""
-    yield levers.smaller_rollout_groups(case)
+    groups = levers.smaller_rollout_groups(case)
+    yield doubtful(groups, "If the rollout is uneven too: ") if case.stage in _TRAINED else groups
     yield levers.own_reward_pool(case)
     yield levers.all_gpus(case)
     yield say(

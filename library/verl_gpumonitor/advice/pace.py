@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from verl_gpumonitor.model.findings import Advice
+from verl_gpumonitor.model.history import IDLE_UTILIZATION
 
 from . import levers
 from .case import Case, Found, doubtful, say
@@ -55,6 +56,9 @@ def _slow_gpu(case: Case) -> Found:
 def _uneven_load(case: Case) -> Found:
     """In rollout fewer GPUs in each replica share the answers better; in training the batch is dealt out by tokens."""
     rollout = case.stage in _ROLLOUT
+    load = case.figure("value")
+    if rollout and load is not None and load < IDLE_UTILIZATION:
+        yield _NO_REQUESTS
     if not rollout:
         yield levers.balance_batch(case)
     if rollout or case.stage is None:
@@ -72,6 +76,13 @@ def _uneven_load(case: Case) -> Found:
     )
 
 
+_NO_REQUESTS: Final = say(
+    "See what the engine on these GPUs does, in the log of its server and in its list of requests: it gets none, has"
+    " died, or was never started",
+    reason="they train as all others, and have no work in the rollout",
+)
+
+
 def low_utilization(case: Case) -> Found:
     """Yield what gives idle GPUs work, by stage."""
     yield from _STAGES.get(case.stage or "", _any_stage)(case)
@@ -80,6 +91,9 @@ def low_utilization(case: Case) -> Found:
 def _gen(case: Case) -> Found:
     """Idle through and through: it waits for something else. Busy in part: it could do more at once."""
     config = case.config
+    if case.finding.evidence.get("cause") == "pool":
+        yield _SMALLER_POOL
+        return
     yield levers.all_gpus(case)
     if (case.figure("idle_ratio") or 0.0) < _WAITING:
         yield levers.chunked_prefill(case)
@@ -98,6 +112,21 @@ def _gen(case: Case) -> Found:
         confidence="low",
     )
 
+
+_SMALLER_POOL: Final = say(
+    "Give the rollout fewer GPUs, or the trainer more of them: rollout.nnodes and rollout.n_gpus_per_node (of"
+    f" trainer.v1.trainer_mode=separate_async {R}.nnodes and {R}.n_gpus_per_node) against trainer.nnodes and"
+    " trainer.n_gpus_per_node",
+    reason="the rollout pool waits for the trainer for most of each step",
+    price=f"the rollout's GPUs must still divide by {R}.tensor_model_parallel_size, and the trainer's fit the batch",
+)
+
+_DRIVER: Final = say(
+    "See what the driver does between the stages (timing_s/reward, timing_s/adv, and what timing_s/step"
+    " has beyond its stages): mostly rewards on the CPU, which can run at once with the rollout and in more processes,"
+    " else loading of data or dumps of answers",
+    reason="no stage runs for a good part of each step",
+)
 
 _SLOW_TOOLS: Final = say(
     "Answers wait for tools between their turns: bound the time of one call, and run more of them at once",
@@ -206,6 +235,8 @@ def _update_weights(case: Case) -> Found:
 
 def _any_stage(case: Case) -> Found:
     yield levers.all_gpus(case)
+    if case.finding.scope.stage == "other" and case.figure("step_share") is not None:
+        yield _DRIVER
     yield _profile(case)
 
 

@@ -8,15 +8,18 @@ step has idle parts by construction. So a stage is judged by itself, over severa
 and only where it takes a good part of the step. Generation is low by nature when few long answers are left; what
 counts there is time in which *no* GPU of the pool does anything: the engine stands, or it waits for rewards or tools
 (verl-project/verl#3114). Time between stages counts as a pause (stage `other`): data, reward functions, the driver.
-GPUs that only serve (a reward model, a teacher, a pool of a fully asynchronous trainer) wait by design.
+A checkpoint now and then is none, one in each step that takes as much is. GPUs that only serve a reward model or a
+teacher wait by design, and so does for a while whoever trains or generates in turn with another pool; but a rollout
+pool that stands still for most of each step is larger than its trainer can use.
 """
 
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from verl_gpumonitor.diagnosis.alike import alike, trains
 from verl_gpumonitor.diagnosis.history import WINDOW_SECONDS, GpuHistory, History
-from verl_gpumonitor.diagnosis.rule import TRAINING, Cadence, Case, Open, Rule, Verdict, duration, finding
+from verl_gpumonitor.diagnosis.rule import ENGINE, TRAINING, Cadence, Case, Open, Rule, Verdict, duration, finding
 from verl_gpumonitor.diagnosis.thresholds import LowUtilization, Thresholds
 from verl_gpumonitor.diagnosis.work import GEN, OTHER
 from verl_gpumonitor.model.figures import percent
@@ -24,6 +27,9 @@ from verl_gpumonitor.model.findings import Evidence
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 
 REASON = "LowUtilization"
+SAVE = "save_checkpoint"
+POOL_IDLE = 0.6
+"""Part of each step in which a rollout pool stands still, from which on it is too large, and not only out of step."""
 
 
 class Waste(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,20 +49,49 @@ def low_utilization(history: History, thresholds: Thresholds, _: Open) -> Verdic
     limits = thresholds.low_utilization
     cases = []
     pools = history.pools()
-    trainers = [pool for pool, gpus in pools.items() if any(gpu.pod.work.workers_seen for gpu in gpus)]
+    # Engines may have workers of their own, so that those count alone only where nothing was trained yet.
+    trainers = [pool for pool, gpus in pools.items() if any(trains(gpu) for gpu in gpus)]
+    trainers = trainers or [p for p, gpus in pools.items() if any(gpu.pod.work.workers_seen for gpu in gpus)]
     for pool, gpus in pools.items():
         if not history.stages_told:
             cases += _windows(pool, gpus, limits)
             continue
         if pool not in trainers:
+            cases += _too_large(history, pool, gpus, limits) if pool == _rollout_pool(pools, trainers) else []
             continue
-        lengths = _lengths(gpus, limits.steps)
-        for stage in sorted({stage for gpu in gpus for stage in gpu.past}):
-            if stage == OTHER and len(pools) > 1:
-                # A trainer beside other pools waits for them by design.
-                continue
-            cases += _stage(history, pool, gpus, stage, lengths, limits)
+        parts = alike(gpus)
+        own = [part for part in parts if any(trains(gpu) for gpu in part)] if len(parts) > 1 else parts
+        for part in own:
+            lengths = _lengths(part, limits.steps)
+            waits = len(pools) > 1 or len(parts) > 1
+            for stage in sorted({stage for gpu in part for stage in gpu.past}):
+                # A trainer beside others waits for them by design, which nobody tells from its own pauses.
+                if not waits or stage not in ((OTHER,) if len(parts) == 1 else (OTHER, *ENGINE)):
+                    cases += _stage(history, pool, part, stage, lengths, limits)
     return cases
+
+
+def _rollout_pool(pools: Mapping[str, Sequence[GpuHistory]], trainers: Sequence[str]) -> str | None:
+    """Return the pool that generates for trainers without engines; None where engines may be a reward model's."""
+    serving = [pool for pool, gpus in pools.items() if any(gpu.pod.work.servers_seen for gpu in gpus)]
+    return serving[0] if len(serving) == 1 and trainers and serving[0] not in trainers else None
+
+
+def _too_large(history: History, pool: str, gpus: Sequence[GpuHistory], limits: LowUtilization) -> list[Case]:
+    """Report a rollout pool that stands still for most of each step."""
+    lengths = _lengths(gpus, limits.steps + 1)
+    stages = sorted({stage for gpu in gpus for stage in gpu.past})
+    wastes = []
+    for step, length in lengths.items():
+        pieces = [piece for gpu in gpus for past in gpu.past.values() if (piece := past.at(step)) is not None]
+        known = sum(piece.known_seconds for piece in pieces)
+        still = sum(history.standstills.get((pool, stage, step), 0.0) for stage in stages)
+        if known > 0 and length >= limits.seconds:
+            busy = sum(piece.busy_seconds for piece in pieces) / known
+            waste = Waste(step=step, seconds=length, share=1.0, utilization=busy, idle=min(1.0, still / length))
+            wastes.append(waste)
+    wastes = [waste for waste in wastes if waste.idle >= POOL_IDLE]
+    return [_case(pool, gpus, GEN, wastes, cause="pool")] if len(wastes) > limits.steps else []
 
 
 def _steps(gpus: Sequence[GpuHistory]) -> list[int]:
@@ -108,12 +143,14 @@ def _wastes(stage: str, waste: Waste, limits: LowUtilization) -> bool:
         return False
     if stage == GEN:
         return waste.utilization < limits.gen_utilization or waste.idle >= limits.gen_idle
-    if stage == OTHER:
+    if stage in (OTHER, SAVE):
         return waste.share >= limits.pause_share and waste.utilization < 0.1
     return stage in TRAINING and waste.utilization < limits.training_utilization
 
 
-def _case(pool: str, gpus: Sequence[GpuHistory], stage: str, wastes: Sequence[Waste]) -> Case:
+def _case(
+    pool: str, gpus: Sequence[GpuHistory], stage: str, wastes: Sequence[Waste], *, cause: str | None = None
+) -> Case:
     seconds = sum(w.seconds for w in wastes) / len(wastes)
     utilization = sum(w.utilization for w in wastes) / len(wastes)
     share = sum(w.share for w in wastes) / len(wastes)
@@ -123,15 +160,22 @@ def _case(pool: str, gpus: Sequence[GpuHistory], stage: str, wastes: Sequence[Wa
         f"GPUs are {percent(utilization)} busy {what}, which takes {duration(seconds)} and {percent(share)} of a step,"
         f" in {len(wastes)} steps in a row"
     )
-    if idle >= 0.2:
+    if cause is not None:
+        message = (
+            f"GPUs of the rollout pool stand still for {percent(idle)} of a step and more, in {len(wastes)} steps in a"
+            f" row, and are {percent(utilization)} busy: the trainer cannot use so many"
+        )
+    elif idle >= 0.2:
         message += f"; for {percent(idle)} of it none of them does anything"
     evidence: Evidence = {
         "utilization": round(utilization, 4),
         "idle_ratio": round(idle, 4),
-        "stage_seconds": round(seconds, 1),
+        "stage_seconds" if cause is None else "step_seconds": round(seconds, 1),
         "step_share": round(share, 4),
         "steps": len(wastes),
     }
+    if cause is not None:
+        evidence["cause"] = cause
     role = next((p.role for gpu in gpus for p in gpu.pieces(stage, 1)), UNKNOWN)
     named = sorted(gpus, key=lambda gpu: (gpu.pod.name, gpu.index or 0))
     found = finding(REASON, message, gpus=named, stage=stage, role=role, evidence=evidence)

@@ -1,0 +1,57 @@
+# SPDX-FileCopyrightText: The GPUMonitor authors
+# SPDX-License-Identifier: Apache-2.0
+"""Time that is wasted in each step, and time that is not."""
+
+import pytest
+
+from tests.unit.diagnosis.pasts import Steps, held, history, stage
+from verl_gpumonitor.diagnosis.history import History
+from verl_gpumonitor.diagnosis.rules.low_utilization import RULE
+
+WORK = {"gen": stage(seconds=60), "update_actor": stage(seconds=60)}
+
+
+def _saves(seconds: float, *, each: int = 1) -> Steps:
+    saved = {**WORK, "save_checkpoint": stage(seconds=seconds, busy=0.0)}
+    return [saved if step % each == 0 else WORK for step in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        pytest.param(_saves(200), True, id="a checkpoint in each step that takes most of it"),
+        pytest.param(_saves(200, each=2), False, id="the same in each second step"),
+        pytest.param(_saves(30), False, id="a short one in each step"),
+    ],
+)
+def test_a_checkpoint_is_a_waste_if_it_fills_each_step(steps: Steps, found: bool) -> None:
+    stages = [case.finding.scope.stage for case in held(RULE, history(("w", [steps] * 4)))]
+    assert stages == (["save_checkpoint"] if found else [])
+
+
+def _pools(still: float, *, serving: int = 1, colocated: bool = False) -> History:
+    """Return a trainer and pools that serve, which stand still for this part of each step of 100 s."""
+    trainer = [{"update_actor": stage(seconds=80), "other": stage(seconds=20, busy=0.0)}] * 8
+    serves = [{"gen": stage(seconds=100 * (1 - still)), "other": stage(seconds=100 * still, busy=0.0)}] * 8
+    made = history(("trainer", [trainer] * 4), *[(f"serves-{n}", [serves] * 4) for n in range(serving)])
+    for pod in made.pods.values():
+        pod.work.servers_seen = colocated or pod.pool != "trainer"
+        pod.work.workers_seen = True
+    pools = [pool for pool in made.pools() if pool != "trainer"]
+    made.standstills = {(pool, "other", step): 100 * still for pool in pools for step in range(8)}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        pytest.param(_pools(0.75), ["gen"], id="most of each step"),
+        pytest.param(_pools(0.4), [], id="a part of it: they take turns"),
+        pytest.param(_pools(0.75, serving=2), [], id="of two pools that serve one may be a reward model's"),
+        pytest.param(_pools(0.75, colocated=True), [], id="the trainer has engines: this is a reward model's"),
+    ],
+)
+def test_a_rollout_pool_that_stands_still_for_most_of_each_step_is_too_large(made: History, found: list[str]) -> None:
+    cases = held(RULE, made)
+    assert [case.finding.scope.stage for case in cases] == found
+    assert all(case.finding.scope.pods == ("pod-1",) and case.finding.evidence["cause"] == "pool" for case in cases)
