@@ -12,7 +12,7 @@ GPUs at low power, hence the longer patience there; waiting for tools or rewards
 storage; processes that died, which free their memory and end the job by themselves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -61,13 +61,20 @@ def hang(history: History, thresholds: Thresholds, open_now: Open) -> Verdict:
     if history.phase not in (None, "Running") or any(pod.phase == "Failed" for pod in history.pods.values()):
         return []
     cases = []
-    for pool, gpus in history.pools().items():
+    for pool, gpus in _parts(history).items():
         stillness = _stillness(history, gpus)
         if stillness is None:
             continue
         if pool in open_now or _hangs(history, stillness, thresholds.hang):
             cases.append(_case(history, pool, stillness))
     return cases
+
+
+def _parts(history: History) -> Mapping[str, Sequence[GpuHistory]]:
+    """Return the pools. All pods of a trainer by itself wait for each other, however they are called, so are one."""
+    if history.trainer_only and not history.stages_told:
+        return {"": [*history.gpus.values()]}
+    return history.pools()
 
 
 def _stillness(history: History, gpus: Sequence[GpuHistory]) -> Stillness | None:
