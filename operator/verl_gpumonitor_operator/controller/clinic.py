@@ -19,6 +19,7 @@ from verl_gpumonitor.advice.present import context_at
 from verl_gpumonitor.diagnosis.health import REASONS
 from verl_gpumonitor.diagnosis.rules import rollout_memory
 from verl_gpumonitor.diagnosis.thresholds import Thresholds
+from verl_gpumonitor.model.figures import counted
 from verl_gpumonitor.model.findings import Advice, Finding, Scope
 from verl_gpumonitor.model.report import Report
 from verl_gpumonitor_operator.settings import SettingsError
@@ -414,5 +415,5 @@ def _coverage(patient: Patient) -> Mapping[str, object]:
     elif patient.follows is Follows.SOME:
         message = "Of each pod the diagnosis follows the fullest and the idlest GPU, for there is no room for all."
     elif patient.unfollowed:
-        message = f"{len(patient.unfollowed)} pods are not followed, for there is no room."
+        message = f"{counted(len(patient.unfollowed), 'pod')} not followed, for there is no room."
     return {"gpus": patient.gpus, "steps": patient.history.step, "message": message}

@@ -5,11 +5,15 @@
 The name of an Event follows from the object's uid, the reason and what it is about, so that a controller that was
 restarted finds its own Event again instead of writing a second one. Its note cannot be changed; only its series can.
 So another GPU with the same trouble gets an Event of its own, up to a few: a bad node shall not make a thousand.
-What the API server refuses (a namespace that is being deleted, above all) is counted and dropped, since it would be
-refused for ever.
+
+What waits is written the gravest first, and where the queue is full the least grave goes. Repeats have a budget for
+each object, after which they are counted and told together later, so that a finding that comes and goes all day is a
+number that rises now and then. What fails waits beside the others and not before them. What the API server refuses (a
+quota of Events, a namespace that is being deleted) is counted and dropped, and that namespace is left alone for a while.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections import OrderedDict
@@ -23,7 +27,15 @@ import msgspec
 
 from verl_gpumonitor.model.vocabulary import Severity
 from verl_gpumonitor_operator.kube.client import KubeClient, object_path
-from verl_gpumonitor_operator.kube.errors import ConflictError, KubeError, NotFoundError
+from verl_gpumonitor_operator.kube.errors import (
+    ConflictError,
+    ForbiddenError,
+    HeldBackError,
+    KubeError,
+    NotFoundError,
+)
+
+from .rates import KeyedBuckets, Rate
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +43,24 @@ CONTROLLER: Final = "gpumonitor.dev/controller"
 API: Final = "events.k8s.io/v1"
 MAX_NOTE: Final = 1024
 MAX_REASON: Final = 128
-MAX_QUEUE: Final = 1000
-MAX_REMEMBERED: Final = 4096
-MAX_TRIES: Final = 6
+MAX_QUEUE: Final = 4096
+MAX_REMEMBERED: Final = 16_384
+"""Events whose count is known: a dozen for each of a thousand jobs. Of others it is asked."""
+MAX_TRIES: Final = 10
+FIRST_DELAY_SECONDS: Final = 0.5
+MAX_DELAY_SECONDS: Final = 30.0
+"""Pauses between the tries of one Event: doubled up to this, two minutes in all."""
+REPEATS: Final = Rate(burst=25, per_second=1 / 300)
+"""Budget of one object for repeats, as Kubernetes' own client libraries have it."""
+MIN_WAIT_SECONDS: Final = 1.0
+"""A moment that a clock cannot tell apart would be no wait at all."""
+MAX_BUDGETS: Final = 8192
+REFUSED_SECONDS: Final = 30.0
+"""A namespace that refused a new Event is not asked for another one before this time."""
+MAX_REFUSING: Final = 1024
+SAY_SECONDS: Final = 30.0
+"""What ails one Event mostly ails a thousand: it is logged once in this time, for each cause."""
+MAX_NAME_STEM: Final = 200
 SUBJECTS: Final = 8
 """Events of one object and reason, for different subjects. Two that share one are counted in it, and one is named."""
 
@@ -73,7 +100,8 @@ class Occurrence:
         """Name of its Event."""
         place = f"/{_digest(self.subject) % SUBJECTS}" if self.subject else ""
         digest = f"{_digest(f'{self.regarding.uid}/{self.reason}{place}'):064x}"[:16]
-        return f"{self.regarding.name[:200]}.{digest}"
+        # Where the name is cut, no dot or dash may stand at the end of what is left.
+        return f"{self.regarding.name[:MAX_NAME_STEM].rstrip('.-')}.{digest}"
 
 
 def _digest(text: str) -> int:
@@ -104,10 +132,12 @@ def first_step(*, remembered: bool) -> Step:
 
 def after_failure(step: Step, error: KubeError) -> Step:
     """Say what follows a request that failed."""
-    if error.transient:
+    # 401 is between two tokens. A conflict that is not about the name is two writers at a time, of this Event or of the
+    # quota that it counts for.
+    if error.transient or error.status == 401:
         return Step.WAIT
-    if step is Step.POST and isinstance(error, ConflictError):
-        return Step.READ
+    if isinstance(error, ConflictError):
+        return Step.READ if step is Step.POST and error.reason != "Conflict" else Step.WAIT
     if step in (Step.READ, Step.PATCH) and isinstance(error, NotFoundError):
         # It has expired (an hour, by default), so that it is new again.
         return Step.POST
@@ -186,15 +216,81 @@ class EventCounts:
     given_up: int = 0
     """Tried `MAX_TRIES` times."""
     overflowed: int = 0
-    """The queue was full."""
+    """The queue was full; the least grave that waited was dropped."""
 
 
 class _Series(msgspec.Struct, frozen=True):
     count: int = 1
 
 
-class _Event(msgspec.Struct, frozen=True):
+class _Event(msgspec.Struct, frozen=True, rename="camel"):
+    event_time: str | None = None
     series: _Series | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class _Waiting:
+    """An occurrence in the queue, with all of the same name that came since."""
+
+    occurrence: Occurrence
+    times: int = 1
+    """Occurrences that no Event counts yet."""
+    tries: int = 0
+    not_before: float = 0.0
+
+    @property
+    def key(self) -> str:
+        return f"{self.occurrence.regarding.namespace}/{self.occurrence.name}"
+
+
+class _Queue:
+    """What waits, by severity and, within one, in the order in which it came."""
+
+    def __init__(self) -> None:
+        self._by_severity: dict[Severity, OrderedDict[str, _Waiting]] = {
+            severity: OrderedDict() for severity in (Severity.CRITICAL, Severity.WARNING, Severity.INFO)
+        }
+        """The gravest first."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_severity.values()))
+
+    def add(self, item: _Waiting) -> bool:
+        """Put an item in; one of the same name that waits goes on, with the newer words. False: one was dropped."""
+        queue = self._by_severity[item.occurrence.severity]
+        held = self._pop(item.key)
+        if held is not None:
+            item.times += held.times
+            item.tries, item.not_before = max(item.tries, held.tries), max(item.not_before, held.not_before)
+            if held.occurrence.at > item.occurrence.at:
+                item.occurrence = held.occurrence
+                queue = self._by_severity[item.occurrence.severity]
+        dropped = held is None and len(self) >= MAX_QUEUE
+        queue[item.key] = item
+        if dropped:
+            least = next(waiting for waiting in reversed(self._by_severity.values()) if waiting)
+            least.popitem()
+        return not dropped
+
+    def take(self, now: float) -> _Waiting | None:
+        """Take out what is to be written next; None: nothing is due."""
+        for queue in self._by_severity.values():
+            for key, item in queue.items():
+                if item.not_before <= now:
+                    del queue[key]
+                    return item
+        return None
+
+    def due_at(self) -> float | None:
+        """When the next one is due; None: nothing waits."""
+        times = [item.not_before for queue in self._by_severity.values() for item in queue.values()]
+        return min(times, default=None)
+
+    def _pop(self, key: str) -> _Waiting | None:
+        for queue in self._by_severity.values():
+            if key in queue:
+                return queue.pop(key)
+        return None
 
 
 class EventRecorder:
@@ -214,19 +310,21 @@ class EventRecorder:
         self._may_write = may_write
         self._instance = instance
         self._bucket = TokenBucket(rate=rate, burst=burst)
+        self._budgets = KeyedBuckets(REPEATS, capacity=MAX_BUDGETS)
         self._clock = clock
-        self._queue: OrderedDict[str, Occurrence] = OrderedDict()
+        self._queue = _Queue()
         self._written: OrderedDict[str, int] = OrderedDict()
+        """Count of each Event, as far as it is known."""
+        self._refusing: OrderedDict[str, float] = OrderedDict()
+        """By namespace: until when it is asked for no new Event."""
+        self._said_at: dict[str, float] = {}
         self._wake = asyncio.Event()
         self.counts = EventCounts()
 
     def record(self, occurrence: Occurrence) -> None:
-        """Queue an occurrence. One of the same object and reason that still waits is replaced."""
-        key = f"{occurrence.regarding.namespace}/{occurrence.name}"
-        if key not in self._queue and len(self._queue) >= MAX_QUEUE:
+        """Queue an occurrence. With those of the same object and reason that still wait it makes one."""
+        if not self._queue.add(_Waiting(occurrence=occurrence)):
             self.counts.overflowed += 1
-            return
-        self._queue[key] = occurrence
         self._wake.set()
 
     @property
@@ -237,55 +335,108 @@ class EventRecorder:
     async def run(self) -> None:
         """Write what is queued, for ever."""
         while True:
-            if not self._queue:
-                self._wake.clear()
-                await self._wake.wait()
-            await asyncio.sleep(self._bucket.wait(self._clock()))
+            await self._something_due()
             while not self._may_write():  # noqa: ASYNC110 - set by whoever renews the Lease, each few seconds
                 await asyncio.sleep(0.5)
-            key, occurrence = self._queue.popitem(last=False)
-            await self._write(key, occurrence)
+            item = self._queue.take(self._clock())
+            if item is not None and self._may_be_written(item):
+                await self._write(item)
+            else:
+                # Dropping a thousand that nobody takes must not hold the loop up.
+                await asyncio.sleep(0)
 
-    async def _write(self, key: str, occurrence: Occurrence) -> None:
-        step = first_step(remembered=key in self._written)
-        tries, delay = 0, 0.5
-        while step not in (Step.DONE, Step.DROP):
+    async def _something_due(self) -> None:
+        while True:
+            self._wake.clear()
+            due_at, now = self._queue.due_at(), self._clock()
+            if due_at is not None and due_at <= now:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if due_at is None else due_at - now):
+                    await self._wake.wait()
+
+    def _may_be_written(self, item: _Waiting) -> bool:
+        """Whether it is to be written now. Else it is dropped, or waits for its object's budget."""
+        now, regarding = self._clock(), item.occurrence.regarding
+        if item.key not in self._written:
+            if self._refusing.get(regarding.namespace, now) > now:
+                self.counts.refused += 1
+                return False
+            # The first of its name is news, of which there can be no flood: names are few.
+            self._budgets.take(regarding.uid, now)
+            return True
+        wait = self._budgets.take(regarding.uid, now) if item.tries == 0 else 0.0
+        if wait > 0.0:
+            item.not_before = now + max(MIN_WAIT_SECONDS, wait)
+            self._put_back(item)
+        return wait == 0.0
+
+    def _put_back(self, item: _Waiting) -> None:
+        if not self._queue.add(item):
+            self.counts.overflowed += 1
+
+    async def _write(self, item: _Waiting) -> None:
+        step = first_step(remembered=item.key in self._written)
+        while step is not Step.DONE:
+            await asyncio.sleep(self._bucket.wait(self._clock()))
             try:
-                step = await self._do(step, key, occurrence)
+                step = await self._do(step, item)
             except (KubeError, msgspec.DecodeError) as error:
-                following = after_failure(step, error) if isinstance(error, KubeError) else Step.DROP
-                tries += 1
-                if tries >= MAX_TRIES:
-                    self.counts.given_up += 1
-                    logger.warning("event was given up", extra=_about(occurrence, error))
+                following = self._failed(step, item, error)
+                if following is None:
                     return
-                if following is Step.WAIT:
-                    await asyncio.sleep(delay)
-                    delay = min(30.0, delay * 2)
-                    continue
                 step = following
-                if step is Step.DROP:
-                    self.counts.refused += 1
-                    logger.info("event was refused", extra=_about(occurrence, error))
 
-    async def _do(self, step: Step, key: str, occurrence: Occurrence) -> Step:
-        namespace = occurrence.regarding.namespace
+    def _failed(self, step: Step, item: _Waiting, error: KubeError | msgspec.DecodeError) -> Step | None:
+        """Return the step that follows at once; None: none does."""
+        following = after_failure(step, error) if isinstance(error, KubeError) else Step.DROP
+        item.tries += not isinstance(error, HeldBackError)
+        if following is not Step.DROP and item.tries >= MAX_TRIES:
+            self.counts.given_up += 1
+            self._say(logging.WARNING, "event was given up", item, error)
+            return None
+        if following is Step.WAIT:
+            asked = (error.retry_after_seconds if isinstance(error, KubeError) else None) or 0.0
+            delay = FIRST_DELAY_SECONDS * 2 ** max(0, item.tries - 1)
+            item.not_before = self._clock() + min(MAX_DELAY_SECONDS, max(delay, asked))
+            self._put_back(item)
+            return None
+        if following is Step.DROP:
+            self.counts.refused += 1
+            self._say(logging.INFO, "event was refused", item, error)
+            if step is Step.POST and isinstance(error, ForbiddenError):
+                self._leave_alone(item.occurrence.regarding.namespace)
+            return None
+        return following
+
+    def _leave_alone(self, namespace: str) -> None:
+        self._refusing[namespace] = self._clock() + REFUSED_SECONDS
+        self._refusing.move_to_end(namespace)
+        while len(self._refusing) > MAX_REFUSING:
+            self._refusing.popitem(last=False)
+
+    async def _do(self, step: Step, item: _Waiting) -> Step:
+        occurrence, namespace = item.occurrence, item.occurrence.regarding.namespace
         path = object_path(API, "events", namespace=namespace, name=occurrence.name)
         if step is Step.POST:
             await self._client.post(
                 object_path(API, "events", namespace=namespace), body(occurrence, instance=self._instance)
             )
-            self._remember(key, 1)
+            self._remember(item.key, 1)
             self.counts.posted += 1
-            return Step.DONE
+            item.times -= 1
+            return Step.PATCH if item.times else Step.DONE
         if step is Step.READ:
             found = msgspec.json.decode(await self._client.get(path), type=_Event)
-            self._remember(key, found.series.count if found.series else 1)
-            return Step.PATCH
-        count = self._written.get(key, 1) + 1
+            self._remember(item.key, found.series.count if found.series else 1)
+            if found.series is None and found.event_time == micro_time(occurrence.at):
+                # Our own, whose answer was lost.
+                item.times -= 1
+            return Step.PATCH if item.times else Step.DONE
+        count = self._written.get(item.key, 1) + item.times
         await self._client.merge_patch(path, series(count, occurrence.at))
-        self._remember(key, count)
-        self.counts.repeated += 1
+        self._remember(item.key, count)
+        self.counts.repeated += item.times
         return Step.DONE
 
     def _remember(self, key: str, count: int) -> None:
@@ -293,6 +444,13 @@ class EventRecorder:
         self._written.move_to_end(key)
         while len(self._written) > MAX_REMEMBERED:
             self._written.popitem(last=False)
+
+    def _say(self, level: int, message: str, item: _Waiting, error: Exception) -> None:
+        """Log a failure, but one of a kind in a while."""
+        now, cause = self._clock(), f"{message}: {type(error).__name__}"
+        if now - self._said_at.get(cause, -SAY_SECONDS) >= SAY_SECONDS:
+            self._said_at[cause] = now
+            logger.log(level, message, extra=_about(item.occurrence, error))
 
 
 def _about(occurrence: Occurrence, error: Exception) -> dict[str, Any]:

@@ -332,7 +332,9 @@ def availability(pods: Sequence[PodSummary]) -> Availability:
         broken = bool(faulty) and not bad and not rest and all(is_hardware(gpu) for _, gpu in faulty)
         return Availability(status="True", reason=PARTIAL, message=message, broken_alone=broken)
     gpus = sum(pod.gpus_reported for pod in good)
-    return Availability(status="True", reason=ALL_SEEN, message=f"{len(good)} pods report {gpus} GPUs.")
+    return Availability(
+        status="True", reason=ALL_SEEN, message=f"{counted(gpus, 'GPU')} reported by {counted(len(good), 'pod')}."
+    )
 
 
 def _common_cause(bad: Sequence[PodSummary]) -> tuple[str, str]:
@@ -358,7 +360,7 @@ def _what_is_missing(
     if silent:
         pod = silent[0]
         parts.append(
-            f"{len(silent)} pods report fewer GPUs than they request, such as {pod.name}: "
+            f"Fewer GPUs than requested are reported by {counted(len(silent), 'pod')}, such as {pod.name}: "
             f"{pod.gpus_reported} of {pod.gpus_requested}."
         )
     return " ".join(parts)[:1024]
