@@ -9,7 +9,8 @@ So another GPU with the same trouble gets an Event of its own, up to a few: a ba
 What waits is written the gravest first, and where the queue is full the least grave goes. Repeats have a budget for
 each object, after which they are counted and told together later, so that a finding that comes and goes all day is a
 number that rises now and then. What fails waits beside the others and not before them. What the API server refuses (a
-quota of Events, a namespace that is being deleted) is counted and dropped, and that namespace is left alone for a while.
+quota of Events, a namespace that is being deleted) is counted and dropped, and that namespace is left alone for a
+while.
 """
 
 import asyncio
