@@ -11,6 +11,7 @@ import msgspec
 
 from verl_gpumonitor.diagnosis.coverage import Lack
 from verl_gpumonitor.diagnosis.health import rank_of
+from verl_gpumonitor.model.figures import counted
 from verl_gpumonitor.model.findings import Advice, TrackedFinding
 from verl_gpumonitor.model.trace import Header
 from verl_gpumonitor.model.vocabulary import UNKNOWN, Severity
@@ -98,11 +99,6 @@ def _extent(header: Header, end: float) -> str:
     verl = header.frameworks.verl if header.frameworks else None
     parts = [f"{counted(gpus, 'GPU')} in {counted(len(pods), 'pod')}", f"{clock(end)} recorded"]
     return ", ".join([*parts, f"verl {verl}"] if verl else parts)
-
-
-def counted(number: int, what: str) -> str:
-    """Return `1 GPU` or `4 GPUs`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def stage_text(stage: str | None) -> str:

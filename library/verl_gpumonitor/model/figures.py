@@ -21,3 +21,8 @@ def percent(ratio: float) -> str:
     0.97496 and its 0.975 both give `98%`, and no table says another number than the message beside it.
     """
     return f"{100 * round(ratio, RATIO_PLACES):.0f}%"
+
+
+def counted(number: int, what: str) -> str:
+    """Return `1 GPU` or `4 GPUs`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from verl_gpumonitor.diagnosis.xids import LOST
-from verl_gpumonitor.model import wiring
+from verl_gpumonitor.model import figures, wiring
 from verl_gpumonitor.model.kubernetes import RAY_CLUSTER
 from verl_gpumonitor.model.report import GpuReport, Report, StageNow, StageQuality
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source, UnavailableReason
@@ -332,9 +332,8 @@ def availability(pods: Sequence[PodSummary]) -> Availability:
         broken = bool(faulty) and not bad and not rest and all(is_hardware(gpu) for _, gpu in faulty)
         return Availability(status="True", reason=PARTIAL, message=message, broken_alone=broken)
     gpus = sum(pod.gpus_reported for pod in good)
-    return Availability(
-        status="True", reason=ALL_SEEN, message=f"{counted(gpus, 'GPU')} reported by {counted(len(good), 'pod')}."
-    )
+    message = f"{figures.counted(gpus, 'GPU')} reported by {figures.counted(len(good), 'pod')}."
+    return Availability(status="True", reason=ALL_SEEN, message=message)
 
 
 def _common_cause(bad: Sequence[PodSummary]) -> tuple[str, str]:
@@ -360,7 +359,7 @@ def _what_is_missing(
     if silent:
         pod = silent[0]
         parts.append(
-            f"Fewer GPUs than requested are reported by {counted(len(silent), 'pod')}, such as {pod.name}: "
+            f"Fewer GPUs than requested are reported by {figures.counted(len(silent), 'pod')}, such as {pod.name}: "
             f"{pod.gpus_reported} of {pod.gpus_requested}."
         )
     return " ".join(parts)[:1024]

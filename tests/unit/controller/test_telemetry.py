@@ -302,12 +302,12 @@ DONE = Verdict(seen=Seen.DONE)
         pytest.param(
             [summary("a", MONITORED), summary("b", MONITORED)], "True", "AllReporting", "8 GPUs", id="all well"
         ),
-        pytest.param([summary("a", MONITORED), summary("b", DONE)], "True", "AllReporting", "1 pods", id="done pods"),
+        pytest.param([summary("a", MONITORED), summary("b", DONE)], "True", "AllReporting", "by 1 pod.", id="done pods"),
         pytest.param(
             [summary("head", missing("NotReporting"), requested=0), summary("a", MONITORED)],
             "True",
             "AllReporting",
-            "1 pods",
+            "by 1 pod.",
             id="a head without GPUs does not count",
         ),
         pytest.param(
@@ -340,7 +340,7 @@ DONE = Verdict(seen=Seen.DONE)
             [summary("a", MONITORED), summary("b", missing("OwnershipUnknown"), starting=True)],
             "True",
             "AllReporting",
-            "1 pods",
+            "by 1 pod.",
             id="a second pod that starts",
         ),
         pytest.param(

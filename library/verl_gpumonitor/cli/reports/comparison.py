@@ -9,10 +9,11 @@ import msgspec
 
 from verl_gpumonitor.advice.settings import parse_launch
 from verl_gpumonitor.cli import not_judged
-from verl_gpumonitor.cli.findings import counted, plain, stage_text
+from verl_gpumonitor.cli.findings import plain, stage_text
 from verl_gpumonitor.cli.first_look import LOOKED_FOR
 from verl_gpumonitor.cli.times import clock
 from verl_gpumonitor.diagnosis.health import REASONS
+from verl_gpumonitor.model.figures import counted
 from verl_gpumonitor.model.findings import Finding
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 

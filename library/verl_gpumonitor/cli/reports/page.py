@@ -12,10 +12,11 @@ from markupsafe import Markup
 
 from verl_gpumonitor import __version__
 from verl_gpumonitor.cli import not_judged
-from verl_gpumonitor.cli.findings import Group, counted, grouped
+from verl_gpumonitor.cli.findings import Group, grouped
 from verl_gpumonitor.cli.times import clock
 from verl_gpumonitor.diagnosis.thresholds import OomRisk
 from verl_gpumonitor.model import figures
+from verl_gpumonitor.model.figures import counted
 from verl_gpumonitor.model.findings import Advice, Evidence
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 
