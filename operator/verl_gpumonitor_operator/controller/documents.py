@@ -76,8 +76,11 @@ class ConfigMapEntries:
             return {}
         return found.data or {}
 
-    async def save(self, changes: Mapping[str, str | None]) -> None:
-        """Write some texts, None to remove one, creating the object where needed. Raises KubeError."""
+    async def save(self, changes: Mapping[str, str | None]) -> bool:
+        """Write some texts, None to remove one. True: the object had to be made, so it holds these alone.
+
+        Raises KubeError.
+        """
         try:
             await self._client.merge_patch(self._path, {"data": dict(changes)})
         except NotFoundError:
@@ -88,6 +91,8 @@ class ConfigMapEntries:
                 await self._client.post(self._list, body)
             except ConflictError:
                 await self._client.merge_patch(self._path, {"data": dict(changes)})
+            return True
+        return False
 
 
 class ConfigMapDocument:

@@ -133,9 +133,8 @@ def first_step(*, remembered: bool) -> Step:
 
 def after_failure(step: Step, error: KubeError) -> Step:
     """Say what follows a request that failed."""
-    # 401 is between two tokens. A conflict that is not about the name is two writers at a time, of this Event or of the
-    # quota that it counts for.
-    if error.transient or error.status == 401:
+    # A conflict that is not about the name is two writers at a time, of this Event or of the quota that it counts for.
+    if error.transient:
         return Step.WAIT
     if isinstance(error, ConflictError):
         return Step.READ if step is Step.POST and error.reason != "Conflict" else Step.WAIT

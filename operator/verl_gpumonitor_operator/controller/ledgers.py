@@ -157,7 +157,7 @@ class Ledgers:
         patch: Mapping[str, str | None] = {uid: shard.texts.get(uid) for uid in uids}
         shard.not_before = self._clock() + WRITE_SECONDS
         try:
-            await shard.store.save(patch)
+            made = await shard.store.save(patch)
         except KubeError as error:
             shard.changed |= uids
             shard.not_before = self._clock() + RETRY_SECONDS
@@ -166,6 +166,10 @@ class Ledgers:
             else:
                 logger.warning("ledgers were not written", extra={"error": str(error)})
             return
+        if made and shard.stored:
+            # Somebody deleted it: the others are written again, too.
+            shard.stored.clear()
+            shard.changed |= shard.texts.keys() - uids
         for uid, text in patch.items():
             shard.stored.discard(uid) if text is None else shard.stored.add(uid)
 

@@ -113,7 +113,8 @@ def name_for(*, kind: JobKind, name: str, taken: Mapping[str, MonitorSeen]) -> s
 
 def second_name(*, kind: JobKind, name: str) -> str:
     """Name of a workload's GPUMonitor where the first choice is taken."""
-    return f"{name[: 252 - len(kind)]}-{kind.lower()}"
+    # No dot may stand before the dash, where the name is cut.
+    return f"{name[: 252 - len(kind)].rstrip('.-')}-{kind.lower()}"
 
 
 def new_object(*, kind: JobKind, namespace: str, name: str, workload_name: str) -> dict[str, Any]:

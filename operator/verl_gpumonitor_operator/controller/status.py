@@ -6,6 +6,7 @@ A status is a summary: its lists are bounded, its texts are cut, and what is not
 of the CRD, of which a test holds this module to be within.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -34,6 +35,9 @@ EVERYTHING: Final = Scope()
 MAX_NAMED: Final = 4
 """Pods and GPUs that one finding names in a status."""
 MAX_RECOMMENDATIONS: Final = 8
+REASON: Final = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
+NO_WORD: Final = "Other"
+"""Reason of a condition whose own is no word."""
 UTILIZATION_STEP: Final = 0.05
 MEMORY_STEP: Final = 0.02
 
@@ -171,7 +175,7 @@ def render(picture: Picture, *, before: Mapping[str, Any], now: float) -> Status
             "completionTime": timestamp(picture.completed_at),
             "deletionTime": timestamp(picture.gone_at),
             "message": job.message[:1024] if job.message else None,
-            "rayCluster": job.ray_cluster,
+            "rayCluster": job.ray_cluster[:253] if job.ray_cluster else None,
         },
         "launch": picture.launch if picture.launch is not None else before.get("launch"),
         "gpus": _gpus(picture, before),
@@ -422,13 +426,21 @@ def merged(before: object, conditions: Sequence[Condition], generation: int | No
         new[condition.type] = {
             "type": condition.type,
             "status": condition.status,
-            "reason": condition.reason[:128],
+            "reason": word(condition.reason),
             "message": condition.message[:4096],
             "lastTransitionTime": previous["lastTransitionTime"] if same else timestamp(now),
             "observedGeneration": generation,
         }
     kept = [dict(item) for name, item in old.items() if name not in new]
     return sorted([*kept, *new.values()], key=lambda item: str(item["type"]))[:32]
+
+
+def word(reason: str) -> str:
+    """Return a reason in the form that Kubernetes demands of a condition's.
+
+    It may come from a pod's annotation or from the kubelet. One that is none would have the whole status refused.
+    """
+    return reason[:128] if REASON.fullmatch(reason[:128]) else NO_WORD
 
 
 def previous_run(status: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -236,11 +236,16 @@ class StatusWriter:
 
 
 def pruned_fields(sent: Mapping[str, Any], kept: Mapping[str, Any], prefix: str = "status") -> list[str]:
-    """Paths of object fields that were sent and are not there afterwards. Lists are not looked into."""
+    """Paths of fields that were sent and are not there afterwards, within lists as well: `status.findings[].since`."""
     pruned: list[str] = []
     for key, value in sent.items():
+        path = f"{prefix}.{key}"
         if key not in kept:
-            pruned.append(f"{prefix}.{key}")
+            pruned.append(path)
         elif isinstance(value, Mapping) and isinstance(kept[key], Mapping):
-            pruned += pruned_fields(value, kept[key], f"{prefix}.{key}")
+            pruned += pruned_fields(value, kept[key], path)
+        elif isinstance(value, list) and isinstance(kept[key], list):
+            for one, other in zip(value, kept[key], strict=False):
+                if isinstance(one, Mapping) and isinstance(other, Mapping):
+                    pruned += pruned_fields(one, other, f"{path}[]")
     return pruned

@@ -6,7 +6,8 @@
 
 * `UnreachableError`: no answer; no connection, a time limit, a broken stream
 * `NotFoundError`: 404
-* `ForbiddenError`: 401, 403; also writes into a terminating namespace
+* `UnauthorizedError`: 401; the token ran out, or was not taken; it is read anew
+* `ForbiddenError`: 403; also writes into a terminating namespace
 * `ConflictError`: 409, 412; another writer was first, or the name is taken
 * `ExpiredError`: 410; the resource version is too old, list again
 * `InvalidError`: 400, 413, 415, 422; the same request will never be taken
@@ -31,7 +32,8 @@ class KubeError(Exception):
     @property
     def transient(self) -> bool:
         """The same request may succeed later without anybody's doing."""
-        return isinstance(self, UnreachableError | TooManyRequestsError | ServerFaultError | HeldBackError)
+        passing = UnreachableError | UnauthorizedError | TooManyRequestsError | ServerFaultError | HeldBackError
+        return isinstance(self, passing)
 
 
 class UnreachableError(KubeError):
@@ -40,6 +42,10 @@ class UnreachableError(KubeError):
 
 class NotFoundError(KubeError):
     """The object, its namespace or its kind does not exist."""
+
+
+class UnauthorizedError(KubeError):
+    """The server does not know who asks. That says nothing of what this process may do."""
 
 
 class ForbiddenError(KubeError):
@@ -79,7 +85,7 @@ def classify(status: int, message: str, *, reason: str = "", retry_after_seconds
 def _by_status(status: int) -> type[KubeError]:
     known: dict[int, type[KubeError]] = {
         400: InvalidError,
-        401: ForbiddenError,
+        401: UnauthorizedError,
         403: ForbiddenError,
         404: NotFoundError,
         408: UnreachableError,

@@ -32,6 +32,7 @@ from verl_gpumonitor_operator.kube.errors import (
     NotFoundError,
     ServerFaultError,
     TooManyRequestsError,
+    UnauthorizedError,
     UnreachableError,
 )
 
@@ -61,7 +62,7 @@ def occurrence(reason: str = "OOMRisk", *, uid: str = "uid-1", note: str = "Memo
         pytest.param(
             Step.POST, ConflictError("x", reason="AlreadyExists"), Step.READ, id="it exists, in so many words"
         ),
-        pytest.param(Step.POST, ForbiddenError("x", status=401), Step.WAIT, id="the token is being renewed"),
+        pytest.param(Step.POST, UnauthorizedError("x"), Step.WAIT, id="the token is being renewed"),
         pytest.param(Step.POST, HeldBackError("x"), Step.WAIT, id="the Lease is not confirmed"),
     ],
 )

@@ -119,3 +119,21 @@ async def test_nothing_is_written_without_the_lease() -> None:
     rig.ledgers.put("u", "1")
     await rig.ledgers.write()
     assert rig.api.writes == []
+
+
+async def test_a_configmap_that_somebody_deleted_is_written_whole() -> None:
+    rig = Rig()
+    for number in range(50):
+        rig.ledgers.put(f"uid-{number}", "before")
+    await rig.ledgers.write()
+    for path in [path for path in rig.api.objects if "/configmaps/" in path]:
+        del rig.api.objects[path]
+    for number in range(50):
+        # One of each ConfigMap at least.
+        if number % 2:
+            rig.ledgers.put(f"uid-{number}", "after")
+    await rig.ledgers.write()
+    assert not rig.ledgers.stored("uid-0")
+    await rig.ledgers.write()
+    assert rig.held == {f"uid-{number}": "after" if number % 2 else "before" for number in range(50)}
+    assert rig.ledgers.stored("uid-0")

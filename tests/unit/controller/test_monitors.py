@@ -12,7 +12,14 @@ import yaml
 from tests.unit.controller.builders import metadata
 from verl_gpumonitor.diagnosis import REASONS
 from verl_gpumonitor_operator.controller.jobs import JobKind
-from verl_gpumonitor_operator.controller.monitors import MonitorSeen, chosen, from_object, name_for, new_object
+from verl_gpumonitor_operator.controller.monitors import (
+    MonitorSeen,
+    chosen,
+    from_object,
+    name_for,
+    new_object,
+    second_name,
+)
 
 OURS = MonitorSeen(
     namespace="train",
@@ -111,3 +118,8 @@ def test_the_schema_knows_each_reason_that_can_be_muted() -> None:
     definition = yaml.safe_load((Path(__file__).parents[3] / "crds" / "gpumonitor.dev_gpumonitors.yaml").read_text())
     schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     assert schema["mutedReasons"]["items"]["enum"] == list(REASONS)
+
+
+def test_a_second_name_that_is_cut_is_one_that_the_api_server_takes() -> None:
+    assert second_name(kind=JobKind.RAY_JOB, name="x" * 245 + ".y") == "x" * 245 + "-rayjob"
+    assert second_name(kind=JobKind.RAY_JOB, name="x" * 245 + "-" * 8) == "x" * 245 + "-rayjob"

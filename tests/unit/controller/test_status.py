@@ -14,15 +14,17 @@ from hypothesis import strategies as st
 
 from tests.unit.controller.builders import GIB, gpu, job, report
 from verl_gpumonitor.model.figures import percent
+from verl_gpumonitor.model.findings import Advice, Scope
 from verl_gpumonitor.model.report import StageQuality
 from verl_gpumonitor.model.stages import StageSource
-from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Phase, Source
+from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Phase, Severity, Source
 from verl_gpumonitor_operator.controller.jobs import JobKind
 from verl_gpumonitor_operator.controller.launch import Command, rendered
 from verl_gpumonitor_operator.controller.stages import PoolNow, StageView, rows
 from verl_gpumonitor_operator.controller.status import (
     Condition,
     GpuView,
+    OpenFinding,
     Picture,
     Urgency,
     merge_patch,
@@ -374,14 +376,52 @@ LAUNCHES = st.sampled_from(
         ),
     ]
 )
+FINDINGS = st.builds(
+    OpenFinding,
+    reason=st.from_regex(r"[A-Z][A-Za-z]{0,100}", fullmatch=True),
+    severity=st.sampled_from(Severity),
+    message=LONG,
+    since=st.none() | st.floats(0, 4e9),
+    scope=st.builds(
+        Scope,
+        pods=st.lists(LONG, max_size=6).map(tuple),
+        gpus=st.lists(LONG, max_size=6).map(tuple),
+        stage=st.none() | LONG,
+        role=st.none() | LONG,
+    ),
+    advice=st.lists(
+        st.builds(
+            Advice,
+            parameter=st.none() | LONG,
+            current=st.none() | LONG,
+            suggested=st.none() | LONG,
+            text=LONG,
+            reason=LONG,
+            price=LONG,
+            confidence=LONG,
+        ),
+        max_size=3,
+    ).map(tuple),
+)
+CONDITIONS = st.lists(
+    st.builds(
+        Condition,
+        type=st.from_regex(r"[A-Z][A-Za-z]{0,30}", fullmatch=True),
+        status=st.sampled_from(["True", "False", "Unknown"]),
+        reason=st.text(max_size=300) | st.from_regex(r"[A-Za-z0-9_,:]{1,200}", fullmatch=True),
+        message=LONG,
+    ),
+    max_size=40,
+)
 PICTURES = st.builds(
     picture,
+    findings=st.lists(FINDINGS, max_size=20),
     stages=STAGE_VIEWS,
     launch=LAUNCHES,
     job=st.builds(
         lambda message, cluster: job(JobKind.RAY_JOB, "grpo", message=message, ray_cluster=cluster),
         st.none() | LONG,
-        st.none() | st.text(max_size=253),
+        st.none() | LONG,
     ),
     phase=st.sampled_from(Phase),
     ended=st.booleans(),
@@ -392,7 +432,7 @@ PICTURES = st.builds(
     pods=st.lists(PODS, max_size=24),
     telemetry=st.lists(TELEMETRY, max_size=8),
     totals=TOTALS,
-    conditions=st.just([Condition(type="OOMRisk", status="True", reason="OOMRisk", message="x" * 9000)]),
+    conditions=CONDITIONS,
     health=LONG,
     gpu_notes=st.dictionaries(st.text(max_size=8), LONG, max_size=3),
     generation=st.none() | st.integers(0, 2**40),
@@ -409,6 +449,86 @@ def test_every_status_is_within_the_bounds_of_the_crd(one: Picture, other: Pictu
     for status in (first, second):
         errors = [f"{list(error.path)}: {error.message[:200]}" for error in CHECK.iter_errors(status)]
         assert errors == []
+
+
+def test_a_reason_that_is_no_word_does_not_cost_the_status() -> None:
+    """It may stand in an annotation of somebody's pod."""
+    strange = ["9", "two words", "", "Nl\n", "x" * 200, "Good", "a,", "ü"]
+    given = [Condition(type=f"T{n}", status="False", reason=reason, message="m") for n, reason in enumerate(strange)]
+    status = render(picture(conditions=given), before={}, now=NOW)
+    assert [error.message for error in CHECK.iter_errors(status)] == []
+    said = {one["type"]: one["reason"] for one in status["conditions"]}
+    assert said == {
+        **{f"T{n}": "Other" for n in (0, 1, 2, 3, 6, 7)},
+        "T4": "x" * 128,
+        "T5": "Good",
+    }
+
+
+def paths(value: Any, above: str = "") -> set[str]:
+    """Paths of all fields of a document."""
+    if isinstance(value, dict):
+        return {f"{above}.{key}" for key in value} | {
+            path for key, item in value.items() for path in paths(item, f"{above}.{key}")
+        }
+    return {path for item in value for path in paths(item, f"{above}[]")} if isinstance(value, list) else set()
+
+
+def schema_paths(schema: dict[str, Any], above: str = "") -> set[str]:
+    """Paths of all fields that a schema knows."""
+    found: set[str] = set()
+    for key, one in schema.get("properties", {}).items():
+        found |= {f"{above}.{key}"} | schema_paths(one, f"{above}.{key}")
+    return found | (schema_paths(schema["items"], f"{above}[]") if "items" in schema else set())
+
+
+def test_every_field_of_the_schema_is_written_and_no_other() -> None:
+    """What the schema does not know, the API server drops without a word; what nobody writes, nobody finds."""
+    advice = Advice(parameter="a.b", current="1", suggested="2", text="t", reason="r", price="p")
+    scope = Scope(pods=("w-0",), gpus=("GPU-0",), stage="gen", role="rollout")
+    warning = OpenFinding(
+        reason="OOMRisk", severity=Severity.WARNING, message="m", since=NOW, scope=scope, advice=(advice,)
+    )
+    told = "python -m verl.trainer.main_ppo --config-name=mine trainer.use_v1=True " + " ".join(
+        f"a.k{n}=1" for n in range(99)
+    )
+    # Either the release is known, or it is guessed by what runs.
+    commands = [
+        rendered(Command(text=told, source="ray-jobs", verl_version="0.9.1")),
+        rendered(Command(text=told, source="ray-jobs")),
+    ]
+    pairs = {("gen", "rollout"): StageSum(10.0, 5.0, 3.0, Peak(70 * GIB, 80 * GIB), GIB)}
+    pace = Pace()
+    note = {"reason": "OOMRisk", "message": "m"}
+    known: set[str] = set()
+    for launch in commands:
+        whole = picture(
+            job=job(JobKind.RAY_JOB, "grpo", message="m", ray_cluster="c", phase=Phase.RUNNING),
+            gpus=[view(0, error="e", index=0, model="H100", temperature_celsius=50.0, power_watts=300.0)],
+            pods=[summary("w-0", Verdict(seen=Seen.UNMONITORED, reason="R", message="m"))],
+            completed_at=NOW,
+            gone_at=NOW,
+            message="m",
+            launch=launch,
+            findings=[warning],
+            diagnosis={"gpus": 1, "steps": 1, "message": "m", "notJudged": [note]},
+            stages=StageView(
+                stage="gen",
+                role="rollout",
+                step=3,
+                seconds_per_step=1.5,
+                pools=[PoolNow(name="g", stage="gen", role="rollout", gpus=8)],
+                rows=rows(pairs, pace),
+                quality=StageQuality(source=StageSource.RAY_AGENT, resolution_seconds=5.0, reason="r", message="m"),
+            ),
+        )
+        first = render(whole, before={}, now=NOW)
+        before = first | {"previousRun": previous_run(first), "stages": [{**first["stages"][0], "secondsPerStep": 2.0}]}
+        status = render(whole, before=before, now=NOW)
+        assert [error.message for error in CHECK.iter_errors(status)] == []
+        known |= paths(status)
+    # The ledger is added where it is not kept elsewhere: see test_ledgers.
+    assert known | {".ledger"} == schema_paths(SCHEMA)
 
 
 def test_the_largest_status_is_small_enough_for_the_api_server_and_for_us() -> None:

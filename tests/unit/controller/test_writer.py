@@ -9,8 +9,18 @@ import pytest
 
 from tests.unit.controller.fakeapi import FakeApi
 from verl_gpumonitor_operator.controller.status import Urgency
-from verl_gpumonitor_operator.controller.writer import Outcome, StatusWrite, StatusWriter
+from verl_gpumonitor_operator.controller.writer import Outcome, StatusWrite, StatusWriter, pruned_fields
 from verl_gpumonitor_operator.kube.client import KubeClient
+from verl_gpumonitor_operator.kube.errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    KubeError,
+    ServerFaultError,
+    TooManyRequestsError,
+    UnauthorizedError,
+    classify,
+)
 
 PREFIX = "/apis/gpumonitor.dev/v1alpha1/namespaces/train/gpumonitors"
 
@@ -86,3 +96,27 @@ async def test_a_status_that_does_not_wait_is_not_exchanged() -> None:
     rig = Rig("a")
     assert not rig.writer.exchange(rig.write("a", Urgency.PHASE))
     assert rig.writer.waiting == 0
+
+
+def test_fields_that_an_older_definition_drops_are_found_at_every_depth() -> None:
+    sent = {"a": 1, "b": {"c": 1, "d": 2}, "e": [{"f": 1, "g": {"h": 1}}, {"f": 2}], "i": ["x"], "j": []}
+    assert pruned_fields(sent, sent) == []
+    kept = {"b": {"c": 1}, "e": [{"f": 1, "g": {}}, {}], "i": ["x"], "j": []}
+    assert sorted(pruned_fields(sent, kept)) == ["status.a", "status.b.d", "status.e[].f", "status.e[].g.h"]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "passing"),
+    [
+        pytest.param(401, UnauthorizedError, True, id="a token that ran out says nothing of rights"),
+        pytest.param(403, ForbiddenError, False, id="a right that is not there"),
+        pytest.param(409, ConflictError, False, id="another writer was first"),
+        pytest.param(413, InvalidError, False, id="too large for the API server"),
+        pytest.param(429, TooManyRequestsError, True, id="patience is asked for"),
+        pytest.param(500, ServerFaultError, True, id="too large for etcd, or broken"),
+    ],
+)
+def test_what_an_answer_means(status: int, kind: type[KubeError], passing: bool) -> None:
+    error = classify(status, "x")
+    assert type(error) is kind
+    assert error.transient is passing
