@@ -2,15 +2,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which pods get the sidecar, and that no pod is refused, or lies pending, that would have run without us."""
 
+import base64
+import json
+import os
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import threading
 import time
 import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cluster import jobs
+from tests.cluster.conftest import wait_for_injection
 from tests.cluster.kubectl import Kubectl, eventually
 from tests.cluster.monitors import await_running, sidecar
+from tests.cluster.test_operator import creation_seconds, webhook_changed
 from verl_gpumonitor.model import wiring
 
 pytestmark = pytest.mark.usefixtures("release")
@@ -187,3 +202,172 @@ def test_the_sidecar_runs_and_a_pod_with_it_ends_as_soon(kubectl: Kubectl, names
         kubectl.delete("pod", name, namespace)
         took[name] = time.monotonic() - begin
     assert took["watched"] <= took["plain"] + 2.0, took
+
+
+WAIT_SECONDS = 3.0
+"""The webhook's time limit: no fault of it may hold a pod's creation up for longer."""
+KUBECTL_SECONDS = 3.0
+"""What kubectl, and a busy machine, take beside that."""
+
+Answer = Callable[[ssl.SSLSocket], None]
+"""What a server does with a connection on which a review arrives."""
+
+
+def read_rest(connection: ssl.SSLSocket) -> None:
+    """Read what is left of the request, else the kernel would reset the connection and lose the answer."""
+    connection.settimeout(0.5)
+    with suppress(OSError):
+        while connection.recv(65_536):
+            pass
+
+
+def reset(connection: ssl.SSLSocket) -> None:
+    """End as a process does that is killed: whatever was on its way is gone."""
+    connection.recv(1024)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def half_an_answer(connection: ssl.SSLSocket) -> None:
+    """Die while the answer is being written."""
+    connection.recv(1024)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+    connection.sendall(head + b'{"kind": "AdmissionRev')
+    read_rest(connection)
+
+
+def whole(status: bytes, body: bytes) -> Answer:
+    """Answer with something else than a review."""
+
+    def answer(connection: ssl.SSLSocket) -> None:
+        connection.recv(1024)
+        head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n" % (status, len(body))
+        connection.sendall(head + b"Connection: close\r\n\r\n" + body)
+        read_rest(connection)
+
+    return answer
+
+
+def trickle(connection: ssl.SSLSocket) -> None:
+    """Answer without end, a byte at a time."""
+    connection.recv(1024)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for _ in range(200):
+        connection.sendall(b"1\r\n \r\n")
+        time.sleep(0.1)
+
+
+def nothing(_: ssl.SSLSocket) -> None:
+    """End right after the handshake."""
+
+
+FAULTS: dict[str, Answer | None] = {
+    "closes each connection": None,
+    "closes after the handshake": nothing,
+    "is killed in the middle of a request": reset,
+    "dies in the middle of its answer": half_an_answer,
+    "answers 500": whole(b"500 Internal Server Error", b"{}"),
+    "answers with something else": whole(b"200 OK", b"<html></html>"),
+    "answers with an empty object": whole(b"200 OK", b"{}"),
+    "answers without end": trickle,
+}
+"""None: before TLS is spoken."""
+
+
+class DyingServer:
+    """A webhook that is trusted, and fails each review in the way that it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.answer: Answer | None = None
+        self.asked = 0
+        """Connections so far."""
+        certificate, key = folder / "cert.pem", folder / "key.pem"
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=dying"]
+        command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+        subprocess.run(command, capture_output=True, check=True)
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate, key)
+        self._bundle = base64.b64encode(certificate.read_bytes()).decode()
+
+    @contextmanager
+    def serving(self) -> Iterator[dict[str, Any]]:
+        """Serve for a while; yields the `clientConfig` that points here."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            threading.Thread(target=self._accept, args=(server,), daemon=True).start()
+            url = f"https://127.0.0.1:{server.getsockname()[1]}/mutate"
+            yield {"service": None, "url": url, "caBundle": self._bundle}
+
+    def _accept(self, server: socket.socket) -> None:
+        # Until the server is closed, which ends the test.
+        with suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                self.asked += 1
+                threading.Thread(target=self._serve, args=(connection, self.answer), daemon=True).start()
+
+    def _serve(self, raw: socket.socket, answer: Answer | None) -> None:
+        with raw, suppress(OSError):
+            if answer is not None:
+                raw.settimeout(30.0)
+                with self._context.wrap_socket(raw, server_side=True) as connection:
+                    answer(connection)
+
+
+@pytest.mark.disturbing
+def test_pods_start_while_the_webhook_dies_between_request_and_answer(
+    kubectl: Kubectl, namespace: str, tmp_path: Path
+) -> None:
+    server, harmed = DyingServer(tmp_path), {}
+    with server.serving() as client, webhook_changed(kubectl, client):
+        for number, (fault, answer) in enumerate(FAULTS.items()):
+            server.answer, before = answer, server.asked
+            pod, seconds = creation_seconds(kubectl, namespace, f"p-{number}")
+            assert server.asked > before, f"it {fault}: the API server did not ask"
+            if sidecar(pod) or skip_reason(pod) or seconds > WAIT_SECONDS + KUBECTL_SECONDS:
+                harmed[fault] = (seconds, skip_reason(pod))
+    assert not harmed
+
+
+def webhook_processes() -> list[int]:
+    """Processes of the webhook's pods, which on the local cluster are processes of this machine."""
+    program, found = b"/opt/gpumonitor/bin/gpumon-webhook", []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if program in entry.read_bytes().split(b"\0"):
+                found.append(int(entry.parent.name))
+    return found
+
+
+def send(processes: list[int], number: signal.Signals) -> None:
+    """Send a signal to each that is still there."""
+    for pid in processes:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+@pytest.mark.disturbing
+def test_a_pod_starts_whose_request_was_with_the_webhook_when_it_was_killed(kubectl: Kubectl, namespace: str) -> None:
+    """Not a stand-in but our own processes, stopped so that the request is with them, and then killed."""
+    wait_for_injection(kubectl)
+    processes = webhook_processes()
+    assert processes, "the local cluster's pods are processes of this machine"
+    send(processes, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            creating = pool.submit(creation_seconds, kubectl, namespace, "p")
+            time.sleep(1.0)
+            send(processes, signal.SIGKILL)
+            pod, seconds = creating.result(timeout=60)
+    finally:
+        send(processes, signal.SIGKILL)
+    assert not sidecar(pod)
+    assert seconds < WAIT_SECONDS + KUBECTL_SECONDS
+    await_running(kubectl, "p", namespace)
+
+    def injected() -> bool:
+        text = json.dumps(jobs.pod("q", labels=jobs.ray_labels()))
+        tried = kubectl.run("create", "-f", "-", "-o", "json", "--dry-run=server", "-n", namespace, stdin=text)
+        return sidecar(json.loads(tried)) is not None
+
+    # The kubelet starts them again, and until then pods go on without: that is what this test is about.
+    eventually(injected, within=120, every=2.0, what="a pod with the sidecar once the webhook is back")
+    wait_for_injection(kubectl)
