@@ -34,7 +34,7 @@ def leftover_memory(history: History, thresholds: Thresholds, _: Open) -> Verdic
 def _held(gpu: GpuHistory, limits: Leftover) -> float | None:
     """Return what lay on a GPU while the job had not begun; None if it was free, or if that cannot be said."""
     before = gpu.before
-    if before is None or before.lines < 3 or before.end - before.begin < limits.seconds or not gpu.total_bytes:
+    if before is None or before.lines < 2 or before.end - before.begin < limits.seconds or not gpu.total_bytes:
         return None
     flat = before.highest_bytes - before.lowest_bytes <= limits.flat_ratio * gpu.total_bytes
     quiet = before.busiest < IDLE_UTILIZATION
