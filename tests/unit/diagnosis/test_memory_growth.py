@@ -12,6 +12,7 @@ from verl_gpumonitor.diagnosis.rules.memory_growth import RULE
 LINE = [0.30 + 0.01 * k for k in range(10)]
 FLAT = [0.30] * 10
 JUMP = [0.30] * 6 + [0.42] * 4
+STEADY_FLOOR = 0.2
 LIKE_A_LINE = [0.30, 0.31, 0.31, 0.32, 0.32, 0.34, 0.36, 0.39, 0.41, 0.42]
 
 
@@ -41,6 +42,14 @@ def test_a_leak_shows_between_stages_too_and_is_told_of_a_stage() -> None:
     (case,) = held(RULE, history(("workers", [steps] * 4)))
     assert case.finding.scope.stage in ("ref", "gen")
     assert case.finding.evidence["stages"] == 3
+
+
+def test_peaks_of_one_gpu_in_one_stage_are_chance_and_its_floor_is_not() -> None:
+    others = [[{"ref": stage(peak=0.4), "gen": stage(peak=0.6), "update_actor": stage(peak=0.5)}] * 10] * 7
+    peaks = [{**others[0][0], "ref": stage(peak=level, floor=STEADY_FLOOR)} for level in LINE]
+    assert held(RULE, history(("w", [peaks, *others]))) == []
+    floors = [{**others[0][0], "ref": stage(peak=0.45, floor=level)} for level in LINE]
+    assert [case.finding.scope.gpus for case in held(RULE, history(("w", [floors, *others])))] == [("0-0",)]
 
 
 def test_where_no_stage_is_told_all_time_is_one_stage() -> None:

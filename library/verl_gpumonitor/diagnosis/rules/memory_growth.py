@@ -7,7 +7,8 @@ by its floor and by its peak. A leak raises all stages alike, also those in whic
 (hiyouga/EasyR1#11002); growing answers raise one, and by more before it is worth a word. Noise has no direction: the
 rise must be a line over eight steps. What fills up in the first steps and then stays (allocator caches, captured
 graphs) is no growth: much of the rise must lie in the second half. With many GPUs some course looks like a line by
-chance, so that of a GPU alone much of the rise must be its own, and not its pool's. What is held between stages is
+chance, so that of a GPU alone much of the rise must be its own, and not its pool's, and its peaks in one stage alone
+are no growth: a leak stays, and answers grow for all. What is held between stages is
 what one of them left, now this and now that one: growth there is a leak's if stages grow too, and nothing by itself.
 From where a rise of one stage is a risk, it is OOMRisk's to tell.
 """
@@ -39,6 +40,8 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     levels: Sequence[float]
     what: str
     """`floor` or `peak`."""
+    lone: bool
+    """Whether some GPUs grow that are not what the pool has in common."""
     seconds: float
     """Of the stage in a step: where several grow, the longest is named."""
     peak: float
@@ -62,7 +65,7 @@ def memory_growth(history: History, thresholds: Thresholds, open_now: Open) -> V
             continue
         told = [growth for growth in named if growth.stage == open_now.get(pool)]
         worst = max(told or named, key=lambda growth: (growth.seconds, growth.stage))
-        most = max(growth.rise for growth in named)
+        most = max((growth.rise for growth in named if not (growth.lone and growth.what == "peak")), default=0.0)
         alone = most >= limits.least_alone and worst.peak < thresholds.oom_risk.rising_from_ratio
         if everywhere or alone or pool in open_now:
             cases.append(_case(pool, worst, len(grown), everywhere=everywhere))
@@ -95,7 +98,8 @@ def _growth(
         return None
     common = [median(levels[place] for levels in whole.values()) or 0.0 for place in range(limits.steps)]
     grown = [gpu for gpu in gpus if gpu.uuid in whole]
-    if not _grows(common, limits, limits.least):
+    lone = not _grows(common, limits, limits.least)
+    if lone:
         grown = [gpu for gpu in grown if _grows(whole[gpu.uuid], limits, limits.least * 2) and _by_itself(gpu, whole)]
         if not grown:
             return None
@@ -109,6 +113,7 @@ def _growth(
         gpus=sorted(grown, key=lambda gpu: (-whole[gpu.uuid][-1], gpu.uuid)),
         levels=common,
         what=what,
+        lone=lone,
         seconds=median(piece.seconds for piece in grown[0].pieces(stage)) or 0.0,
         peak=max((levels[-1] for gpu in grown if (levels := _levels(gpu, stage, "peak"))), default=0.0),
     )
