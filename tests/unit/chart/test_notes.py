@@ -54,3 +54,17 @@ def test_injection_without_rescue_is_said(copied: Path, version: str, mode: str,
     if because is not None:
         assert f"WITHOUT RESCUE ({because}" in said
         assert f"{REGISTRY}/sidecar:" in said
+
+
+@pytest.mark.parametrize(
+    ("replicas", "says"),
+    [
+        pytest.param(0, "WARNING: webhook.replicas is 0", id="none"),
+        pytest.param(1, "NOTE: webhook.replicas is 1", id="one alone"),
+        pytest.param(2, None, id="two"),
+    ],
+)
+def test_what_fewer_webhooks_mean_is_said(copied: Path, replicas: int, says: str | None) -> None:
+    said = notes(copied, webhook={"replicas": replicas})
+    assert ("webhook.replicas" in said) is (says is not None)
+    assert says is None or says in said

@@ -4,7 +4,7 @@
 
 import pytest
 
-from tests.unit.chart.rendering import RELEASE, Chart, Object, Rendered
+from tests.unit.chart.rendering import REGISTRY, RELEASE, Chart, Object, Rendered
 
 COMPONENTS = ("controller", "webhook")
 
@@ -70,27 +70,76 @@ def test_there_is_always_a_webhook(default: Rendered) -> None:
     assert default.pod("webhook")["topologySpreadConstraints"][0]["whenUnsatisfiable"] == "ScheduleAnyway"
 
 
-def test_nothing_is_privileged_by_default_in_what_a_person_adds(chart: Chart) -> None:
-    """Placement and metadata reach the pods of their own component."""
+PLACED: Object = {
+    "nodeSelector": {"a": "b"},
+    "tolerations": [{"operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+    "priorityClassName": "high",
+}
+
+
+@pytest.mark.parametrize(("component", "other"), [COMPONENTS, COMPONENTS[::-1]], ids=COMPONENTS)
+def test_what_a_person_adds_reaches_the_pods_of_that_component_alone(chart: Chart, component: str, other: str) -> None:
     values: Object = {
-        "controller": {
-            "nodeSelector": {"a": "b"},
-            "tolerations": [{"operator": "Exists"}],
-            "priorityClassName": "high",
+        "image": {"registry": REGISTRY, "pullSecrets": [{"name": "login"}]},
+        component: {
+            **PLACED,
             "podAnnotations": {"x": "y"},
             "podLabels": {"team": "z"},
+            "serviceAccountAnnotations": {"who": "me"},
+            "resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "3", "memory": "5Gi"}},
             "extraEnv": [{"name": "E", "value": "1"}],
-        }
+        },
     }
     rendered = chart.render(values)
-    pod, other = rendered.pod("controller"), rendered.pod("webhook")
-    assert (pod["nodeSelector"], pod["tolerations"]) == ({"a": "b"}, [{"operator": "Exists"}])
-    assert pod["priorityClassName"] == "high"
-    assert {"name": "E", "value": "1"} in pod["containers"][0]["env"]
-    assert not {"nodeSelector", "tolerations", "priorityClassName"} & set(other)
-    metadata = rendered.get("Deployment", f"{RELEASE}-controller")["spec"]["template"]["metadata"]
+    pod, unplaced = rendered.pod(component), rendered.pod(other)
+    assert {key: pod[key] for key in PLACED} == PLACED
+    assert not PLACED.keys() & unplaced.keys()
+    container = pod["containers"][0]
+    assert {"name": "E", "value": "1"} in container["env"]
+    assert container["resources"]["limits"] == {"cpu": "3", "memory": "5Gi"}
+    assert container["resources"]["requests"]["cpu"] == "2"
+    assert container["resources"] != unplaced["containers"][0]["resources"]
+    assert pod["imagePullSecrets"] == unplaced["imagePullSecrets"] == [{"name": "login"}], "one registry for both"
+    metadata = rendered.get("Deployment", f"{RELEASE}-{component}")["spec"]["template"]["metadata"]
     assert metadata["annotations"]["x"] == "y"
     assert metadata["labels"]["team"] == "z"
+    account = rendered.get("ServiceAccount", f"{RELEASE}-{component}")
+    assert account["metadata"]["annotations"] == {"who": "me"}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_node_can_be_drained_with_any_number_of_replicas(chart: Chart, replicas: int) -> None:
+    """A budget by `minAvailable`, or of none, would hold the drain of the last replica's node up for ever."""
+    rendered = chart.render({"webhook": {"replicas": replicas}})
+    budgets = rendered.of("PodDisruptionBudget")
+    assert [budget["spec"]["maxUnavailable"] for budget in budgets] == [1]
+    assert not any("minAvailable" in budget["spec"] for budget in budgets)
+    assert budgets[0]["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    assert budgets[0]["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] == "webhook"
+
+
+def test_an_upgrade_changes_nothing_that_cannot_be_changed(default: Rendered, chart: Chart) -> None:
+    """Selectors of Deployments, and the role that a binding names: whatever the values, they are those of before."""
+    other = chart.render(
+        {
+            "image": {"registry": REGISTRY, "tag": "another"},
+            "commonLabels": {"team": "a"},
+            "controller": {"podLabels": {"tier": "b"}},
+            "webhook": {"podLabels": {"tier": "b"}, "replicas": 3},
+            "rescue": {"mode": "disabled"},
+        }
+    )
+    for before in default.of("Deployment"):
+        name = before["metadata"]["name"]
+        assert other.get("Deployment", name)["spec"]["selector"] == before["spec"]["selector"]
+        assert before["spec"]["selector"]["matchLabels"] == {
+            "app.kubernetes.io/name": "gpumonitor",
+            "app.kubernetes.io/instance": RELEASE,
+            "app.kubernetes.io/component": name.removeprefix(f"{RELEASE}-"),
+        }
+    for kind in ("ClusterRoleBinding", "RoleBinding"):
+        assert [one["roleRef"] for one in other.of(kind)] == [one["roleRef"] for one in default.of(kind)]
 
 
 def test_network_policies_let_in_what_is_needed(default: Rendered, chart: Chart) -> None:

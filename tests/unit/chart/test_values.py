@@ -51,6 +51,14 @@ FREE = {"podSecurityContext", "containerSecurityContext", "dashboards.labels"}
         pytest.param(
             {"webhook": {"podDisruptionBudget": {"maxUnavailable": -1}}}, "maxUnavailable", id="fewer pods than none"
         ),
+        *(
+            pytest.param(
+                {"webhook": {"podDisruptionBudget": {"maxUnavailable": none}}},
+                "maxUnavailable",
+                id=f"a budget of {none}, with which no node could be drained",
+            )
+            for none in (0, "0%")
+        ),
     ],
 )
 def test_nonsense_is_refused(chart: Chart, values: Object, says: str) -> None:
@@ -149,3 +157,35 @@ def test_every_object_of_the_schema_is_closed() -> None:
             check(one["items"], f"{path}[]")
 
     check(schema, "")
+
+
+HANDED_ON = {"image": ("registry", "tag", "digest", "repository"), "resources": ("requests", "limits")}
+"""Values that a template reads below one that it was given whole."""
+WHOLE = ("injection", "report", "diagnosis", "breaker", "podSecurityContext", "containerSecurityContext")
+"""Sections that go into an object as they are: every value of them is used."""
+
+
+def read_by_templates() -> set[str]:
+    """Dotted names of values that templates read, by `.Values` or, of both components, by `.values`."""
+    found: set[str] = set()
+    for file in sorted((CHART / "templates").iterdir()):
+        # Comments name files and methods as well.
+        text = re.sub(r"\{\{-?\s*/\*.*?\*/\s*-?\}\}", "", file.read_text(), flags=re.DOTALL)
+        found |= set(re.findall(r"\.Values\.([A-Za-z][A-Za-z.]*[A-Za-z])", text))
+        for name in re.findall(r"\.values\.([A-Za-z]+)", text):
+            found |= {f"controller.{name}", f"webhook.{name}"}
+        for names in re.findall(r"pick \.Values\.controller((?:\s+\"[A-Za-z]+\")+)", text):
+            found |= {f"controller.{name}" for name in re.findall(r"[A-Za-z]+", names)}
+    return found
+
+
+def test_every_value_that_a_template_reads_is_known_and_every_known_one_is_read() -> None:
+    schema: Any = json.loads((CHART / "values.schema.json").read_text())
+    known = set(schema_paths(schema, schema["definitions"])) - {"global"}
+    sections = {path.rsplit(".", depth)[0] for path in known for depth in range(1, path.count(".") + 1)}
+    read = read_by_templates()
+    assert read <= known | sections | set(WHOLE), "a value that nobody can set"
+    below = {path for path in known if path.split(".")[0] in WHOLE}
+    of_images = {path for path in known if path.split(".")[-1] in HANDED_ON["image"] and path.startswith("image.")}
+    of_resources = {path for path in known if path.rsplit(".", 1)[0] in read and ".resources." in path}
+    assert known - read - below - of_images - of_resources == set(), "a value that does nothing"
