@@ -302,7 +302,9 @@ DONE = Verdict(seen=Seen.DONE)
         pytest.param(
             [summary("a", MONITORED), summary("b", MONITORED)], "True", "AllReporting", "8 GPUs", id="all well"
         ),
-        pytest.param([summary("a", MONITORED), summary("b", DONE)], "True", "AllReporting", "by 1 pod.", id="done pods"),
+        pytest.param(
+            [summary("a", MONITORED), summary("b", DONE)], "True", "AllReporting", "by 1 pod.", id="done pods"
+        ),
         pytest.param(
             [summary("head", missing("NotReporting"), requested=0), summary("a", MONITORED)],
             "True",
