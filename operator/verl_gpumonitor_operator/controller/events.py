@@ -36,7 +36,7 @@ from verl_gpumonitor_operator.kube.errors import (
     NotFoundError,
 )
 
-from .rates import KeyedBuckets, Rate
+from .rates import KeyedBuckets, Rate, Refusals
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,9 @@ REPEATS: Final = Rate(burst=25, per_second=1 / 300)
 MIN_WAIT_SECONDS: Final = 1.0
 """A moment that a clock cannot tell apart would be no wait at all."""
 MAX_BUDGETS: Final = 8192
+REFUSALS: Final = 3
 REFUSED_SECONDS: Final = 30.0
-"""A namespace that refused a new Event is not asked for another one before this time."""
+"""A namespace that refused so many new Events in a row is not asked for another one before this time."""
 MAX_REFUSING: Final = 1024
 SAY_SECONDS: Final = 30.0
 """What ails one Event mostly ails a thousand: it is logged once in this time, for each cause."""
@@ -315,8 +316,8 @@ class EventRecorder:
         self._queue = _Queue()
         self._written: OrderedDict[str, int] = OrderedDict()
         """Count of each Event, as far as it is known."""
-        self._refusing: OrderedDict[str, float] = OrderedDict()
-        """By namespace: until when it is asked for no new Event."""
+        self._refusals = Refusals(after=REFUSALS, rest_seconds=REFUSED_SECONDS, capacity=MAX_REFUSING)
+        """Of new Events, by namespace."""
         self._said_at: dict[str, float] = {}
         self._wake = asyncio.Event()
         self.counts = EventCounts()
@@ -359,7 +360,7 @@ class EventRecorder:
         """Whether it is to be written now. Else it is dropped, or waits for its object's budget."""
         now, regarding = self._clock(), item.occurrence.regarding
         if item.key not in self._written:
-            if self._refusing.get(regarding.namespace, now) > now:
+            if self._refusals.rests(regarding.namespace, now):
                 self.counts.refused += 1
                 return False
             # The first of its name is news, of which there can be no flood: names are few.
@@ -405,15 +406,9 @@ class EventRecorder:
             self.counts.refused += 1
             self._say(logging.INFO, "event was refused", item, error)
             if step is Step.POST and isinstance(error, ForbiddenError):
-                self._leave_alone(item.occurrence.regarding.namespace)
+                self._refusals.refused(item.occurrence.regarding.namespace, self._clock())
             return None
         return following
-
-    def _leave_alone(self, namespace: str) -> None:
-        self._refusing[namespace] = self._clock() + REFUSED_SECONDS
-        self._refusing.move_to_end(namespace)
-        while len(self._refusing) > MAX_REFUSING:
-            self._refusing.popitem(last=False)
 
     async def _do(self, step: Step, item: _Waiting) -> Step:
         occurrence, namespace = item.occurrence, item.occurrence.regarding.namespace
@@ -422,6 +417,7 @@ class EventRecorder:
             await self._client.post(
                 object_path(API, "events", namespace=namespace), body(occurrence, instance=self._instance)
             )
+            self._refusals.taken(namespace)
             self._remember(item.key, 1)
             self.counts.posted += 1
             item.times -= 1

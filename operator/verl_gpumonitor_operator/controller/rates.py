@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rates that callers may not exceed: token buckets, one alone or one for each key. Pure; time is an argument."""
+"""Rates that callers may not exceed: token buckets, one alone or one for each key, and whom to leave alone for a while.
+
+Pure; time is an argument.
+"""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -63,3 +66,38 @@ class KeyedBuckets:
         else:
             self._buckets.move_to_end(key)
         return bucket.take(now)
+
+
+class Refusals:
+    """Keys, such as namespaces, that refused several times in a row and are left alone for a while then.
+
+    One refusal may be about one object. After `after` of them with nothing taken in between, it is about the key; and
+    when the rest is over, one more is enough.
+    """
+
+    def __init__(self, *, after: int, rest_seconds: float, capacity: int) -> None:
+        self._after = after
+        self._rest_seconds = rest_seconds
+        self._capacity = capacity
+        self._seen: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        """Refusals in a row, and the end of the rest."""
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._seen)
+
+    def rests(self, key: str, now: float) -> bool:
+        """Whether a key is to be left alone."""
+        return self._seen.get(key, (0, now))[1] > now
+
+    def refused(self, key: str, now: float) -> None:
+        """Take note that a key refused."""
+        count = self._seen.get(key, (0, now))[0] + 1
+        self._seen[key] = (count, now + self._rest_seconds if count >= self._after else now)
+        self._seen.move_to_end(key)
+        if len(self._seen) > self._capacity:
+            self._seen.popitem(last=False)
+
+    def taken(self, key: str) -> None:
+        """Take note that a key did not refuse."""
+        self._seen.pop(key, None)

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPUMonitors whose job is gone: their last word is written, and those that were kept long enough are deleted."""
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from verl_gpumonitor.model.vocabulary import Phase
@@ -16,6 +18,15 @@ from .workloads import Workloads
 from .writer import Outcome, StatusWrite, StatusWriter
 
 REMEMBER_SECONDS: Final = 10.0
+MAX_DELETIONS: Final = 20
+"""Of one look, each some seconds after the other: thousands that are due at once wait for a later one."""
+DELETION_SECONDS: Final = 3.0
+"""All deletions of one look end within this time, so that no slow API server holds up what runs."""
+MAX_FAILURES: Final = 3
+"""Deletions of one look that may fail; then it is not about one object, and none is tried for a while."""
+REST_SECONDS: Final = 60.0
+RETRY_SECONDS: Final = 600.0
+"""One whose deletion failed (somebody's policy keeps it) is not tried again before this time."""
 TERMINAL: Final = (Phase.SUCCEEDED.value, Phase.FAILED.value, Phase.STOPPED.value)
 
 
@@ -40,6 +51,9 @@ class Retirement:
         """Told of one that is there no more."""
         self.listed_kinds: set[JobKind] = set()
         """Kinds of which a complete list was seen, so that a job that is not known does not exist."""
+        self._no_deletion_before = 0.0
+        self._undeleted: dict[str, float] = {}
+        """By uid: those whose deletion failed, and when it may be tried again."""
         self._forgotten: dict[str, float] = {}
         """Runs that were seen to their end, with the time: their last status may still be on its way back to us."""
 
@@ -50,30 +64,35 @@ class Retirement:
     async def look(self, now: float) -> None:
         """End the statuses of runs that went while nobody looked, and delete what was kept long enough."""
         self._forgotten = {uid: at for uid, at in self._forgotten.items() if now - at < REMEMBER_SECONDS}
+        self._undeleted = {uid: at for uid, at in self._undeleted.items() if at > now}
+        due = []
         for monitor in self._known:
             workload = self._workloads.named(monitor.kind, monitor.namespace, monitor.workload_name)
             if workload is not None:
-                await self._drop_double(workload, monitor)
+                is_due = self._is_double(workload, monitor)
             elif monitor.kind in self.listed_kinds and monitor.workload_uid not in self._forgotten:
-                await self._retire(monitor, now)
+                is_due = self._is_over(monitor, now)
+            else:
+                continue
+            if is_due and not monitor.deleting and self._undeleted.get(monitor.uid, 0.0) <= now:
+                due.append(monitor)
+        await self._delete(due[:MAX_DELETIONS], now)
 
-    async def _drop_double(self, workload: Workload, monitor: MonitorSeen) -> None:
-        """Delete one of ours where a hand-made one shows the same workload."""
+    def _is_double(self, workload: Workload, monitor: MonitorSeen) -> bool:
+        """Whether it is one of ours where a hand-made one shows the same workload."""
         best = self._known.of(workload.job)
-        if best is not None and best.uid != monitor.uid and monitor.managed and not best.managed:
-            await self._delete(monitor)
+        return best is not None and best.uid != monitor.uid and monitor.managed and not best.managed
 
-    async def _retire(self, monitor: MonitorSeen, now: float) -> None:
-        """Note that the job of a GPUMonitor is gone, and delete it when it was kept long enough since then."""
+    def _is_over(self, monitor: MonitorSeen, now: float) -> bool:
+        """Note that the job of a GPUMonitor is gone; say whether it was kept long enough since then."""
         ends = [at for at in (monitor.completed_at, monitor.deleted_at) if at is not None]
         if monitor.status.get("phase") is not None and len(ends) < 2:
             self._end_unseen(monitor, now)
-            return
+            return False
         kept = monitor.retention_seconds
         retention = kept if kept is not None else self._retention_seconds
         since = max(ends, default=monitor.created_at)
-        if monitor.managed and since is not None and now - since > retention:
-            await self._delete(monitor)
+        return monitor.managed and since is not None and now - since > retention
 
     def _end_unseen(self, monitor: MonitorSeen, now: float) -> None:
         """Write the end of a job that is gone: only when it went, or, where nobody saw it end, that it ended, too."""
@@ -101,6 +120,18 @@ class Retirement:
         )
         self._known.written(monitor, ended)
 
-    async def _delete(self, monitor: MonitorSeen) -> None:
-        if await self._writer.delete(monitor):
-            self._gone(monitor)
+    async def _delete(self, due: Iterable[MonitorSeen], now: float) -> None:
+        if now < self._no_deletion_before:
+            return
+        failures = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DELETION_SECONDS):
+                for monitor in due:
+                    if await self._writer.delete(monitor):
+                        self._gone(monitor)
+                        continue
+                    self._undeleted[monitor.uid] = now + RETRY_SECONDS
+                    failures += 1
+                    if failures >= MAX_FAILURES:
+                        self._no_deletion_before = now + REST_SECONDS
+                        return

@@ -3,7 +3,9 @@
 """Writes GPUMonitors: made, status patched, deleted; slowly enough for the API server, what matters first.
 
 The caller says what is to be written; this says when. A status that waits is replaced by a newer one of the same
-object, so that nothing old is ever written. The answer of each write comes back to the caller as an `Outcome`.
+object, so that nothing old is ever written. The answer of each write comes back to the caller as an `Outcome`. A
+namespace that refuses, as under a quota of GPUMonitors, is left alone for a while, so that a thousand jobs there do not
+take what all others need.
 """
 
 import asyncio
@@ -28,11 +30,18 @@ from verl_gpumonitor_operator.kube.errors import (
 from . import monitors
 from .events import TokenBucket
 from .monitors import MonitorSeen
+from .rates import Refusals
 from .status import Status, Urgency, merge_patch
 
 logger = logging.getLogger(__name__)
 
 WORKERS: Final = 4
+CREATORS: Final = 4
+"""So many wait for their turn to make a GPUMonitor beside the statuses, however many jobs have none."""
+REFUSALS: Final = 3
+REST_SECONDS: Final = 30.0
+"""A namespace that refused so many writes in a row is left alone for this time."""
+MAX_REFUSING: Final = 1024
 SAY_SECONDS: Final = 30.0
 
 
@@ -111,6 +120,11 @@ class StatusWriter:
         }
         """The most urgent first."""
         self._ready = asyncio.Semaphore(0)
+        self._creating = asyncio.Semaphore(CREATORS)
+        self._statuses_refused, self._creations_refused = (
+            Refusals(after=REFUSALS, rest_seconds=REST_SECONDS, capacity=MAX_REFUSING) for _ in range(2)
+        )
+        """By namespace."""
         self._said_at: dict[Outcome, float] = {}
         self.counts = WriteCounts()
 
@@ -148,17 +162,36 @@ class StatusWriter:
     async def _work(self) -> None:
         while True:
             await self._ready.acquire()
+            refused = self._refused()
+            if refused is not None:
+                self._end(refused, Outcome.REFUSED)
+                await asyncio.sleep(0)
+                continue
             await asyncio.sleep(self._bucket.wait(self._clock()))
             write = self._next()
             if write is not None:
-                outcome = await self._write(write)
-                self.counts.outcomes[outcome] += 1
-                write.done(outcome, write.status)
+                self._end(write, await self._write(write))
+
+    def _end(self, write: StatusWrite, outcome: Outcome) -> None:
+        self.counts.outcomes[outcome] += 1
+        write.done(outcome, write.status)
 
     def _next(self) -> StatusWrite | None:
         for queue in self._queues.values():
             if queue:
                 return queue.popitem(last=False)[1]
+        return None
+
+    def _refused(self) -> StatusWrite | None:
+        """Take out one whose namespace is left alone, so that it costs no turn; None: there is none."""
+        if not self._statuses_refused:
+            return None
+        now = self._clock()
+        for queue in self._queues.values():
+            for key, write in queue.items():
+                if self._statuses_refused.rests(write.namespace, now):
+                    del queue[key]
+                    return write
         return None
 
     async def _write(self, write: StatusWrite) -> Outcome:
@@ -172,7 +205,10 @@ class StatusWriter:
             answer = await self._client.merge_patch(f"{path}/status", {"status": patch})
         except KubeError as error:
             self._say("status was not written", error, namespace=write.namespace, name=write.name)
+            if isinstance(error, ForbiddenError):
+                self._statuses_refused.refused(write.namespace, self._clock())
             return outcome_of(error)
+        self._statuses_refused.taken(write.namespace)
         self._look_for_pruning(write.status, answer)
         return Outcome.WRITTEN
 
@@ -202,11 +238,17 @@ class StatusWriter:
 
     async def create(self, body: Mapping[str, Any]) -> MonitorSeen | None:
         """Create a GPUMonitor; returns it, or the one of that name that is there. None: not now. Never raises."""
-        namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
+        namespace = body["metadata"]["namespace"]
+        async with self._creating:
+            if self._creations_refused.rests(namespace, self._clock()):
+                self.counts.outcomes[Outcome.REFUSED] += 1
+                return None
+            await asyncio.sleep(self._bucket.wait(self._clock()))
+            return await self._create(body, namespace) if self._may_write() else None
+
+    async def _create(self, body: Mapping[str, Any], namespace: str) -> MonitorSeen | None:
+        name = body["metadata"]["name"]
         path = object_path(monitors.API_VERSION, monitors.PLURAL, namespace=namespace)
-        await asyncio.sleep(self._bucket.wait(self._clock()))
-        if not self._may_write():
-            return None
         try:
             try:
                 created = await self._client.post(path, body)
@@ -216,12 +258,18 @@ class StatusWriter:
         except KubeError as error:
             self.counts.outcomes[outcome_of(error)] += 1
             self._say("GPUMonitor was not created", error, namespace=namespace, name=name)
+            if isinstance(error, ForbiddenError):
+                self._creations_refused.refused(namespace, self._clock())
             return None
+        self._creations_refused.taken(namespace)
         return monitors.from_object(msgspec.json.decode(created))
 
     async def delete(self, monitor: MonitorSeen) -> bool:
         """Delete just this GPUMonitor, which must be one of ours. True when it is gone. Never raises."""
-        if not monitor.managed or not self._may_write():
+        if not monitor.managed:
+            return False
+        await asyncio.sleep(self._bucket.wait(self._clock()))
+        if not self._may_write():
             return False
         path = object_path(monitors.API_VERSION, monitors.PLURAL, namespace=monitor.namespace, name=monitor.name)
         try:
@@ -229,7 +277,7 @@ class StatusWriter:
         except (NotFoundError, ConflictError):
             return True
         except KubeError as error:
-            logger.warning("GPUMonitor was not deleted", extra={"error": str(error)})
+            self._say("GPUMonitor was not deleted", error, namespace=monitor.namespace, name=monitor.name)
             return False
         self.counts.deleted += 1
         return True

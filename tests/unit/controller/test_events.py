@@ -340,7 +340,7 @@ async def test_a_quota_that_refuses_is_asked_now_and_then_and_costs_others_nothi
         cluster.happen(f"Reason{number}", uid="other", namespace="free", severity=Severity.INFO)
 
     await cluster.until(300.0, every=10.0, flap=flap)
-    assert sum("/full/" in path for _, _, path in cluster.requests) <= 300 / events.REFUSED_SECONDS + 1
+    assert sum("/full/" in path for _, _, path in cluster.requests) <= 300 / events.REFUSED_SECONDS + events.REFUSALS
     assert sum(body["regarding"]["namespace"] == "free" for body in cluster.held.values()) == 30
     assert cluster.recorder.counts.refused == 30_000
     del cluster.answers["full"]

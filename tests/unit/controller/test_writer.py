@@ -3,11 +3,14 @@
 """What is written first when there is more to write than may be."""
 
 import asyncio
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from tests.unit.controller.fakeapi import FakeApi
+from verl_gpumonitor_operator.controller import monitors, writer
+from verl_gpumonitor_operator.controller.jobs import JobKind
+from verl_gpumonitor_operator.controller.rates import Refusals
 from verl_gpumonitor_operator.controller.status import Urgency
 from verl_gpumonitor_operator.controller.writer import Outcome, StatusWrite, StatusWriter, pruned_fields
 from verl_gpumonitor_operator.kube.client import KubeClient
@@ -120,3 +123,147 @@ def test_what_an_answer_means(status: int, kind: type[KubeError], passing: bool)
     error = classify(status, "x")
     assert type(error) is kind
     assert error.transient is passing
+
+
+class Refusing(FakeApi):
+    """Refuses all writes in some namespaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refuses: set[str] = set()
+
+    def _write(self, verb: str, path: str) -> None:
+        super()._write(verb, path)
+        if path.split("/namespaces/")[1].split("/")[0] in self.refuses:
+            raise ForbiddenError("exceeded quota", status=403)
+
+
+class Pressed:
+    """A writer at its usual pace, on a clock that jumps to what is due next."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        loop: Any = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "time", lambda: self.now)
+        select = loop._selector.select
+
+        def jump(timeout: float | None) -> Any:
+            self.now += timeout or 0.0
+            return select(0)
+
+        monkeypatch.setattr(loop._selector, "select", jump)
+        self.api = Refusing()
+        self.writer = StatusWriter(cast(KubeClient, self.api), writes_per_second=20.0, clock=lambda: self.now)
+        self.done: dict[str, list[tuple[float, Outcome]]] = {}
+
+    def add(self, namespace: str, name: str) -> None:
+        self.api.objects[f"/apis/gpumonitor.dev/v1alpha1/namespaces/{namespace}/gpumonitors/{name}"] = {}
+
+    def submit(self, namespace: str, name: str) -> None:
+        def done(outcome: Outcome, _: object) -> None:
+            self.done.setdefault(namespace, []).append((self.now, outcome))
+
+        self.writer.submit(
+            StatusWrite(
+                namespace=namespace,
+                name=name,
+                before={},
+                status={"health": str(self.now)},
+                urgency=Urgency.CHANGE,
+                done=done,
+            )
+        )
+
+    def asked(self, namespace: str) -> int:
+        return sum(f"/namespaces/{namespace}/" in path for _, path in self.api.writes)
+
+    async def until(self, seconds: float) -> None:
+        task = asyncio.create_task(self.writer.run())
+        await asyncio.sleep(seconds)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_namespace_that_refuses_a_thousand_statuses_takes_nobody_elses_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pressed = Pressed(monkeypatch)
+    pressed.api.refuses.add("full")
+    for number in range(1000):
+        pressed.submit("full", f"job-{number}")
+    for number in range(40):
+        pressed.add("free", f"job-{number}")
+        pressed.submit("free", f"job-{number}")
+    began = pressed.now
+    await pressed.until(20.0)
+    written = [at - began for at, outcome in pressed.done["free"] if outcome is Outcome.WRITTEN]
+    assert len(written) == 40
+    assert max(written) < 5.0
+    assert len(pressed.done["full"]) == 1000, "each is told, so that none waits for ever"
+    assert pressed.asked("full") <= writer.REFUSALS + writer.WORKERS
+
+
+async def test_a_namespace_that_refuses_a_thousand_monitors_takes_nobody_elses_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pressed = Pressed(monkeypatch)
+    pressed.api.refuses.add("full")
+    making = [
+        asyncio.create_task(
+            pressed.writer.create(
+                monitors.new_object(kind=JobKind.RAY_JOB, namespace="full", name=f"j-{number}", workload_name="j")
+            )
+        )
+        for number in range(1000)
+    ]
+    for number in range(40):
+        pressed.add("free", f"job-{number}")
+        pressed.submit("free", f"job-{number}")
+    began = pressed.now
+    await pressed.until(20.0)
+    written = [at - began for at, outcome in pressed.done["free"] if outcome is Outcome.WRITTEN]
+    assert len(written) == 40
+    assert max(written) < 5.0
+    assert await asyncio.gather(*making) == [None] * 1000
+    assert pressed.asked("full") <= writer.REFUSALS + writer.CREATORS
+
+
+async def test_many_new_jobs_do_not_keep_the_statuses_of_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an installation beside 3,000 jobs, what runs is written at half the pace at least."""
+    pressed = Pressed(monkeypatch)
+    making = [
+        asyncio.create_task(
+            pressed.writer.create(
+                monitors.new_object(kind=JobKind.RAY_JOB, namespace="new", name=f"j-{number}", workload_name="j")
+            )
+        )
+        for number in range(3000)
+    ]
+    for number in range(100):
+        pressed.add("free", f"job-{number}")
+        pressed.submit("free", f"job-{number}")
+    began = pressed.now
+    await pressed.until(20.0)
+    assert max(at - began for at, _ in pressed.done["free"]) < 15.0
+    assert len(pressed.done["free"]) == 100
+    for task in making:
+        task.cancel()
+    await asyncio.gather(*making, return_exceptions=True)
+
+
+def test_one_object_that_is_refused_is_not_its_namespace() -> None:
+    refusals = Refusals(after=3, rest_seconds=30.0, capacity=2)
+    for _ in range(10):
+        refusals.refused("n", 0.0)
+        refusals.refused("n", 0.0)
+        assert not refusals.rests("n", 0.0)
+        refusals.taken("n")
+    for _ in range(3):
+        refusals.refused("n", 0.0)
+    assert refusals.rests("n", 29.9)
+    assert not refusals.rests("n", 30.0)
+    refusals.refused("n", 30.0)
+    assert refusals.rests("n", 59.9), "one more is enough"
+    for other in ("a", "b"):
+        refusals.refused(other, 30.0)
+    assert not refusals.rests("n", 31.0), "the oldest is forgotten"
