@@ -83,7 +83,7 @@ CONTROLLER: Final[Calls] = {
     "controller/sweep.py Sweeper._each": {"list_all": (*JOBS, MONITORS)},
     "controller/sweep.py Sweeper._is_served": {"get": (OPEN,)},
     "controller/writer.py StatusWriter._write": {"merge_patch": (f"{MONITORS}/status",)},
-    "controller/writer.py StatusWriter.create": {"post": (MONITORS,), "get": (MONITORS,)},
+    "controller/writer.py StatusWriter._create": {"post": (MONITORS,), "get": (MONITORS,)},
     "controller/writer.py StatusWriter.delete": {"delete": (MONITORS,)},
 }
 KOPF: Final = {
