@@ -1,14 +1,32 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""The order of the tests where several processes share them: those that wait run beside those that compute."""
+"""What holds for all tests: how signals are taken, and the order where several processes share them.
+
+Those that wait run beside those that compute.
+"""
 
 import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 WAITING = Path(__file__).parent / "contract"
 """Tests of real processes and servers: they wait more than they compute."""
+
+
+def pytest_configure() -> None:
+    """Take Ctrl-C and the loss of a terminal as a program in front does, for the programs that the tests start.
+
+    In the background of a shell and under nohup they are ignored, by whatever is started there as well: a program that
+    gets one would then go on, and its test wait for ever.
+    """
+    if threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,14 +5,18 @@
 import contextlib
 import os
 import pty
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import simgpu
 
 FAKE = Path(__file__).parents[2] / "fakenvml"
+ENDS_SECONDS = 30.0
+"""A program that has not ended so long after its start is killed, so that its test fails and does not wait."""
 
 
 class Host:
@@ -46,6 +50,8 @@ class Host:
                 [sys.executable, "-m", "verl_gpumonitor.cli", *arguments],
                 {**self._environment, "TERM": "xterm"},
             )
+        too_late = threading.Timer(ENDS_SECONDS, os.kill, (child, signal.SIGKILL))
+        too_late.start()
         shown, sent = b"", False
         with contextlib.suppress(OSError), os.fdopen(terminal, "rb", buffering=0) as file:  # EIO: it has ended
             while piece := file.read(65536):
@@ -53,7 +59,9 @@ class Host:
                 if after in shown and not sent:
                     sent = True
                     os.kill(child, ends)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), shown
+        status = os.waitpid(child, 0)[1]
+        too_late.cancel()
+        return os.waitstatus_to_exitcode(status), shown
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A command of ours, to its end."""
