@@ -143,12 +143,20 @@ def test_identity_of_ourselves_and_of_nobody() -> None:
 SLEEPER = Spec(name="sleeper-of-a-test", argv=("/bin/sleep", "60"), stop_seconds=5)
 
 
+def await_mark(pid: int) -> None:
+    """Linux closes the pipe by which the start is told a moment before the new environment can be read."""
+    end = time.monotonic() + 5
+    while pid not in marked() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
 def test_a_process_is_started_once_found_and_stopped(tmp_path: Path) -> None:
     processes = Processes(run=tmp_path / "run", logs=tmp_path / "logs")
     try:
         assert processes.start(SLEEPER)
         who = processes.running(SLEEPER.name)
         assert who is not None
+        await_mark(who.pid)
         assert marked()[who.pid] == SLEEPER.name
         assert not processes.start(SLEEPER), "a running one is left alone"
     finally:
@@ -161,15 +169,12 @@ def test_a_stray_without_pid_file_is_replaced(tmp_path: Path) -> None:
     processes = Processes(run=tmp_path / "run", logs=tmp_path / "logs")
     processes.start(SLEEPER)
     stray = processes.running(SLEEPER.name)
-    # Linux closes the pipe by which the start is told a moment before the new environment can be read.
-    end = time.monotonic() + 5
-    while stray is not None and stray.pid not in marked() and time.monotonic() < end:
-        time.sleep(0.01)
+    assert stray is not None
+    await_mark(stray.pid)
     (tmp_path / "run" / f"{SLEEPER.name}.pid").unlink()
     try:
         assert processes.running(SLEEPER.name) is None
         assert processes.start(SLEEPER)
-        assert stray is not None
         assert identity(stray.pid) != stray
     finally:
         processes.stop(SLEEPER)
