@@ -11,6 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from tests.unit.controller.virtual import VirtualClock
 from verl_gpumonitor.model.vocabulary import Severity
 from verl_gpumonitor_operator.controller import events
 from verl_gpumonitor_operator.controller.events import (
@@ -226,25 +227,16 @@ def test_the_name_is_one_that_the_api_server_takes(name: str) -> None:
 DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
-class Cluster:
+class Cluster(VirtualClock):
     """An API server with many namespaces, on a clock of its own that passes while the recorder sleeps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
+        super().__init__(monkeypatch)
         self.held: dict[str, dict[str, Any]] = {}
         self.requests: list[tuple[float, str, str]] = []
         """When, verb, path."""
         self.answers: dict[str, Callable[[str], KubeError | None]] = {}
         """By namespace: what it says to a verb."""
-        loop: Any = asyncio.get_running_loop()
-        monkeypatch.setattr(loop, "time", lambda: self.now)
-        select = loop._selector.select
-
-        def jump(timeout: float | None) -> Any:
-            self.now += timeout or 0.0
-            return select(0)
-
-        monkeypatch.setattr(loop._selector, "select", jump)
         self.recorder = EventRecorder(
             cast(KubeClient, self), instance="pod-1", rate=5.0, burst=50, clock=lambda: self.now
         )

@@ -3,12 +3,13 @@
 """One holder at a time, told by our own clock alone."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 import msgspec
 import pytest
 
+from tests.unit.controller.virtual import VirtualClock
 from verl_gpumonitor_operator.controller.documents import Deployment
 from verl_gpumonitor_operator.controller.lease import Claim, Lease, Observation, decide
 from verl_gpumonitor_operator.kube.client import KubeClient
@@ -107,40 +108,13 @@ def candidate(server: Server, identity: str) -> Lease:
     return lease
 
 
-@pytest.fixture
-def virtual(monkeypatch: pytest.MonkeyPatch) -> Iterator["Virtual"]:
-    """Time that passes when nobody has anything else to do."""
-    yield Virtual(monkeypatch)
-
-
-class Virtual:
-    """Lets the time of the running loop jump to its next timer."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._monkeypatch = monkeypatch
-        self._now = 1000.0
-
-    def start(self) -> None:
-        """Begin. Called in the loop."""
-        loop: Any = asyncio.get_running_loop()
-        self._monkeypatch.setattr(loop, "time", lambda: self._now)
-        select = loop._selector.select
-
-        def jump(timeout: float | None) -> Any:
-            if timeout:
-                self._now += timeout
-            return select(0)
-
-        self._monkeypatch.setattr(loop._selector, "select", jump)
-
-
 @pytest.mark.parametrize("delay", [0.0, 3.0, 7.4])
 @pytest.mark.parametrize("silent_at", [0.5, 5.0, 11.0])
 async def test_two_never_may_write_at_once_however_slow_the_answers_are(
-    virtual: Virtual, delay: float, silent_at: float
+    monkeypatch: pytest.MonkeyPatch, delay: float, silent_at: float
 ) -> None:
     """The holder's answers become slow, then stop; another takes the Lease as soon as it may."""
-    virtual.start()
+    VirtualClock(monkeypatch)
     loop = asyncio.get_running_loop()
     server, began = Server(), loop.time()
     first, second = candidate(server, "first"), candidate(server, "second")
@@ -173,8 +147,10 @@ async def test_two_never_may_write_at_once_however_slow_the_answers_are(
     await asyncio.gather(holding, taking, return_exceptions=True)
 
 
-async def test_who_held_it_meanwhile_has_written_so_it_is_lost_even_when_it_is_free(virtual: Virtual) -> None:
-    virtual.start()
+async def test_who_held_it_meanwhile_has_written_so_it_is_lost_even_when_it_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    VirtualClock(monkeypatch)
     server = Server()
     lease = candidate(server, "me")
     await lease.acquire()
@@ -188,8 +164,8 @@ async def test_who_held_it_meanwhile_has_written_so_it_is_lost_even_when_it_is_f
     assert server.holder == "", "nobody else waits for a holder that ends"
 
 
-async def test_a_lease_that_somebody_deleted_is_made_again(virtual: Virtual) -> None:
-    virtual.start()
+async def test_a_lease_that_somebody_deleted_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    VirtualClock(monkeypatch)
     server = Server()
     lease = candidate(server, "me")
     await lease.acquire()
@@ -202,17 +178,17 @@ async def test_a_lease_that_somebody_deleted_is_made_again(virtual: Virtual) -> 
     await asyncio.gather(holding, return_exceptions=True)
 
 
-async def test_a_loop_that_stood_still_may_not_write(virtual: Virtual) -> None:
-    virtual.start()
+async def test_a_loop_that_stood_still_may_not_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualClock(monkeypatch)
     lease = candidate(Server(), "me")
     await lease.acquire()
     assert lease.confirmed
-    virtual._now += DURATION * 2 / 3
+    clock.now += DURATION * 2 / 3
     assert not lease.confirmed
 
 
-async def test_the_record_says_no_shorter_time_than_is_meant(virtual: Virtual) -> None:
-    virtual.start()
+async def test_the_record_says_no_shorter_time_than_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    VirtualClock(monkeypatch)
     server = Server()
     lease = candidate(server, "me")
     lease._duration = 5.9

@@ -3,13 +3,15 @@
 """What is written first when there is more to write than may be."""
 
 import asyncio
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from tests.unit.controller.fakeapi import FakeApi
+from tests.unit.controller.virtual import VirtualClock
 from verl_gpumonitor_operator.controller import monitors, writer
 from verl_gpumonitor_operator.controller.jobs import JobKind
+from verl_gpumonitor_operator.controller.monitors import MonitorSeen
 from verl_gpumonitor_operator.controller.rates import Refusals
 from verl_gpumonitor_operator.controller.status import Urgency
 from verl_gpumonitor_operator.controller.writer import Outcome, StatusWrite, StatusWriter, pruned_fields
@@ -138,20 +140,11 @@ class Refusing(FakeApi):
             raise ForbiddenError("exceeded quota", status=403)
 
 
-class Pressed:
+class Pressed(VirtualClock):
     """A writer at its usual pace, on a clock that jumps to what is due next."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
-        loop: Any = asyncio.get_running_loop()
-        monkeypatch.setattr(loop, "time", lambda: self.now)
-        select = loop._selector.select
-
-        def jump(timeout: float | None) -> Any:
-            self.now += timeout or 0.0
-            return select(0)
-
-        monkeypatch.setattr(loop._selector, "select", jump)
+        super().__init__(monkeypatch)
         self.api = Refusing()
         self.writer = StatusWriter(cast(KubeClient, self.api), writes_per_second=20.0, clock=lambda: self.now)
         self.done: dict[str, list[tuple[float, Outcome]]] = {}
@@ -173,6 +166,14 @@ class Pressed:
                 done=done,
             )
         )
+
+    def create(self, namespace: str, number: int) -> list[asyncio.Task[MonitorSeen | None]]:
+        """Ask for so many new objects at once."""
+        bodies = (
+            monitors.new_object(kind=JobKind.RAY_JOB, namespace=namespace, name=f"j-{one}", workload_name="j")
+            for one in range(number)
+        )
+        return [asyncio.create_task(self.writer.create(body)) for body in bodies]
 
     def asked(self, namespace: str) -> int:
         return sum(f"/namespaces/{namespace}/" in path for _, path in self.api.writes)
@@ -208,14 +209,7 @@ async def test_a_namespace_that_refuses_a_thousand_monitors_takes_nobody_elses_t
 ) -> None:
     pressed = Pressed(monkeypatch)
     pressed.api.refuses.add("full")
-    making = [
-        asyncio.create_task(
-            pressed.writer.create(
-                monitors.new_object(kind=JobKind.RAY_JOB, namespace="full", name=f"j-{number}", workload_name="j")
-            )
-        )
-        for number in range(1000)
-    ]
+    making = pressed.create("full", 1000)
     for number in range(40):
         pressed.add("free", f"job-{number}")
         pressed.submit("free", f"job-{number}")
@@ -231,14 +225,7 @@ async def test_a_namespace_that_refuses_a_thousand_monitors_takes_nobody_elses_t
 async def test_many_new_jobs_do_not_keep_the_statuses_of_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an installation beside 3,000 jobs, what runs is written at half the pace at least."""
     pressed = Pressed(monkeypatch)
-    making = [
-        asyncio.create_task(
-            pressed.writer.create(
-                monitors.new_object(kind=JobKind.RAY_JOB, namespace="new", name=f"j-{number}", workload_name="j")
-            )
-        )
-        for number in range(3000)
-    ]
+    making = pressed.create("new", 3000)
     for number in range(100):
         pressed.add("free", f"job-{number}")
         pressed.submit("free", f"job-{number}")
