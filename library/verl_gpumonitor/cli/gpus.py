@@ -14,6 +14,7 @@ from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings
 EXIT_NO_GPU: Final = 3
 """Exit code of every command that found no GPU to read."""
 FIRST_PASS_SECONDS: Final = 10.0
+"""Wait for the first look at the GPUs, anew from each call that was found to hang: the others are read after it."""
 
 _MESSAGES: Final = {
     UnavailableReason.NO_LIBRARY: "no NVIDIA driver here: libnvidia-ml.so.1 was not found. Install the driver, or in a"
@@ -48,16 +49,26 @@ def sampling(interval_seconds: float) -> Iterator[Sampler]:
 
 def await_first(sampler: Sampler, *, within: float = FIRST_PASS_SECONDS) -> NodeSample:
     """Wait for the first look at the GPUs. Raises NoGpuError."""
-    end = time.monotonic() + within
+    end, timeouts = time.monotonic() + within, 0
     while True:
         node = sampler.latest()
         if node.gpus:
             return node
-        if node.unavailable is not None or (node.health.collections and node.visible == 0):
+        if node.health.timeouts > timeouts:
+            end, timeouts = time.monotonic() + within, node.health.timeouts
+        if _is_settled(node):
             raise NoGpuError(why(node))
         if time.monotonic() >= end:
             raise NoGpuError(_MESSAGES[UnavailableReason.NOT_RESPONDING])
         time.sleep(0.02)
+
+
+def _is_settled(node: NodeSample) -> bool:
+    """Whether a node that shows no GPU will show none: until a pass is over, one GPU's hang hides the others."""
+    if node.unavailable is None:
+        return node.health.collections > 0 and node.visible == 0
+    passes = node.health.collections + node.health.failures
+    return passes > 0 or node.unavailable is not UnavailableReason.NOT_RESPONDING
 
 
 def why(node: NodeSample) -> str:

@@ -181,12 +181,15 @@ def test_a_driver_that_hangs_is_not_one_that_shows_no_gpu(host: Host, function: 
 
 
 @pytest.mark.slow
-def test_a_gpu_that_hangs_is_named_and_the_others_are_shown(host: Host) -> None:
-    fault = simgpu.hang(gpu=2, function="nvmlDeviceGetMemoryInfo", file=host.file)
+@pytest.mark.parametrize("hung", [[2], [0, 3]])
+def test_gpus_that_hang_are_named_and_the_others_are_shown(host: Host, hung: list[int]) -> None:
+    faults = [simgpu.hang(gpu=gpu, function="nvmlDeviceGetMemoryInfo", file=host.file) for gpu in hung]
     done = host.run("list")
-    simgpu.clear_fault(fault, file=host.file)
+    for fault in faults:
+        simgpu.clear_fault(fault, file=host.file)
+    assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert [index for index, line in enumerate(lines) if "not-responding" in line] == [2]
+    assert [index for index, line in enumerate(lines) if "not-responding" in line] == hung
     assert len(lines) == 4
 
 
