@@ -37,6 +37,7 @@ from verl_gpumonitor.model.trace import (
     XidLine,
     parse_line,
 )
+from verl_gpumonitor.model.wiring import MARKS_PORT
 from verl_gpumonitor.reading.machine import MachineReader
 from verl_gpumonitor.stages.sources.marks import MarkReceiver, MarkSender
 
@@ -391,12 +392,24 @@ def test_marks_and_steps_of_a_program() -> None:
     assert [line.step for line in records if isinstance(line, StepLine)] == [3]
 
 
-def test_a_busy_marks_port_is_said_once(host: Host, tmp_path: Path) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+def take_the_marks_port(seconds: float = 60.0) -> socket.socket:
+    """The port of marks, once the other tests that record on this machine leave it."""
+    taken = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    end = time.monotonic() + seconds
+    while True:
         try:
-            other.bind(("127.0.0.1", 9411))
+            taken.bind(("127.0.0.1", MARKS_PORT))
         except OSError:
-            pytest.skip("somebody on this machine receives marks")
+            if time.monotonic() >= end:
+                taken.close()
+                raise
+            time.sleep(0.05)
+        else:
+            return taken
+
+
+def test_a_busy_marks_port_is_said_once(host: Host, tmp_path: Path) -> None:
+    with take_the_marks_port():
         done = host.run("record", "--ray", "off", "--no-proc", "-o", str(tmp_path / "r.jsonl"), "--duration", "1.5")
     assert done.returncode == 0
     assert done.stderr.count("marks of training programs are not recorded") == 1
