@@ -120,7 +120,7 @@ class Staging:
             self._settle_at = now + SETTLE_SECONDS
             looks, self._looks = self._looks, []  # Let go of first: a fault must not let them pile up.
             for look in looks:
-                self._observe(look)
+                self._observe(look, last=final and look is looks[-1])
             decided = self._settle(voices, now_unix, final=final)
         found = present(voices, now_unix)
         running = self._running_now(found) if found is not None else ()
@@ -156,7 +156,8 @@ class Staging:
             self._pod_seconds = self._timeline.pod_seconds()
         return settled.pod
 
-    def _observe(self, look: _Look) -> None:
+    def _observe(self, look: _Look, *, last: bool) -> None:
+        """Take in what a look saw. `last`: nothing comes after, so that no reading waits for its sample."""
         if self._turned_at is not None:
             self._timeline.elapse(look.now_unix, look.now - self._turned_at)
         self._turned_at = look.now
@@ -164,9 +165,9 @@ class Staging:
         for gpu in look.gpus:
             uuid, counters, taken_at = gpu.sample.uuid, gpu.counters, gpu.sample.taken_at
             if taken_at is not None:
-                since = self._read_at.get(uuid, float("-inf"))
-                self._read_at[uuid] = taken_at
-                memory = [(behind + at, used) for at, used in counters.memory_readings if at > since]
+                since, until = self._read_at.get(uuid, float("-inf")), float("inf") if last else taken_at
+                self._read_at[uuid] = max(since, taken_at)
+                memory = [(behind + at, used) for at, used in counters.memory_readings if since < at <= until]
                 self._timeline.observe(
                     uuid,
                     counters,

@@ -7,12 +7,15 @@ whole time is decided (`words`), is then split over the stages in it by their le
 counted once, whatever the sources say late, twice or never: the stages' sum is what the GPU's own counters rose by,
 less what still waits. What was counted is never changed.
 
+A reading of memory is of one moment, and of the stage of that moment. Of a peak whose reading was missed only the time
+is known in which it was: it belongs to the stage that lasted for all of that, else to `unknown`.
+
 Example: a second at load 0.5, of which 0.4 s were `gen` and 0.6 s `old_log_prob`, gives 0.2 and 0.3 busy seconds.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Final
 
@@ -30,9 +33,10 @@ MIN_PIECE_SECONDS: Final = 0.9
 """Shorter pieces are put together, so that a minute has no more of them than that, however often is sampled."""
 MAX_LANES: Final = 8
 """Ray jobs in one pod at a time that are told apart; more, and their work is taken as one's."""
-MAX_READINGS: Final = 8
-"""Readings of memory in one piece; past them only the highest and the lowest are kept."""
-_SAME_SECONDS: Final = 0.01
+MAX_READINGS: Final = 24
+"""Readings of memory in one piece: more than come in a second. Of more, those of each moment's highest and lowest."""
+_FEWER: Final = 4
+_SAME_SECONDS: Final = 0.001
 _SNAP_SECONDS: Final = 0.05
 """Two times of one clock that differ by less are one: they were told by another clock's difference."""
 
@@ -163,15 +167,15 @@ class StageTimeline:
         counters: GpuCounters,
         *,
         at: float,
-        memory: Iterable[tuple[float, int]] = (),
+        memory: Sequence[tuple[float, int]] = (),
         engine_bytes: int | None = None,
         own: Own = POD,
     ) -> None:
         """Take in what a GPU's counters have come to by `at`, the time of its newest sample.
 
-        `memory`: readings (time, bytes), oldest first; those that were handed in before are passed over. More GPUs
-        than a report can carry are not followed. `engine_bytes`: what a list of processes that was read at `at` says
-        of a rollout engine's; None: none was read, or none of them is there.
+        `memory`: the readings (time, bytes) since the last call, oldest first; those behind `at` may wait for the next
+        one. More GPUs than a report can carry are not followed. `engine_bytes`: what a list of processes that was read
+        at `at` says of a rollout engine's; None: none was read, or none of them is there.
         """
         gpu = self._gpus.get(uuid)
         if gpu is None:
@@ -189,7 +193,8 @@ class StageTimeline:
     def finish(self, voices: Sequence[Voice], *, now: float) -> Settled:
         """Count all that waits, with what is known at this last moment."""
         ends = (piece.end for track in self._tracks() for piece in track.pending)
-        return self._settle(voices, now=now, patient=False, old=max([now, *ends]))
+        # A moment later, for what has no length lies in no time that ends with it.
+        return self._settle(voices, now=now, patient=False, old=max([now, *ends]) + _SAME_SECONDS)
 
     def gpu_counts(self, uuid: str) -> tuple[StageCount, ...]:
         """Return a GPU's counters by stage, in the order in which the stages were first seen."""
@@ -283,7 +288,7 @@ class StageTimeline:
 class _Piece:
     """A time of a GPU that waits for its stage."""
 
-    __slots__ = ("begin", "busy", "end", "energy", "engine", "memory", "observed", "throttled")
+    __slots__ = ("begin", "busy", "end", "energy", "engine", "lost", "memory", "observed", "throttled")
 
     def __init__(
         self,
@@ -304,6 +309,14 @@ class _Piece:
         self.memory: list[tuple[float, int]] = []
         self.engine: tuple[float, int] | None = None
         """When an engine's processes were listed in it, and what they held."""
+        self.lost: int | None = None
+        """A peak of memory that was at some moment in it, and nothing else."""
+
+    def joins(self, last: "_Piece") -> bool:
+        """Say whether it may become one with the piece before, whose end it begins at."""
+        if self.lost is not None or last.lost is not None or (self.observed > 0.0) != (last.observed > 0.0):
+            return False
+        return 0.0 <= self.end - last.begin < MIN_PIECE_SECONDS
 
     def take_in(self, other: "_Piece") -> None:
         """Become one with the piece that follows."""
@@ -337,9 +350,21 @@ class _Track:
         last = self.pending[-1] if self.pending else None
         if last is not None and abs(piece.begin - last.end) < _SNAP_SECONDS:
             piece.begin = last.end
-            if 0.0 <= piece.end - last.begin < MIN_PIECE_SECONDS:
+            if piece.joins(last):
                 last.take_in(piece)
                 return
+        self.pending.append(piece)
+
+    def read(self, readings: list[tuple[float, int]]) -> None:
+        """Let readings of memory wait that are of no new piece's time: with the last one, or by themselves."""
+        last = self.pending[-1] if self.pending else None
+        if not readings:
+            return
+        if last is not None and last.lost is None and last.begin <= readings[0][0] and readings[-1][0] <= last.end:
+            last.memory = few(sorted([*last.memory, *readings]))
+            return
+        piece = _Piece(readings[0][0], readings[-1][0])
+        piece.memory = few(readings)
         self.pending.append(piece)
 
     def surplus_until(self) -> float:
@@ -360,7 +385,7 @@ class _Track:
 class _Gpu:
     """One GPU: what its counters were when last seen, what waits, what is counted."""
 
-    __slots__ = ("busy", "energy", "memory_at", "observed", "own", "seen_at", "throttled", "totals", "track")
+    __slots__ = ("busy", "energy", "observed", "own", "peak", "seen_at", "throttled", "totals", "track")
 
     def __init__(self) -> None:
         self.own = POD
@@ -369,35 +394,60 @@ class _Gpu:
         self.busy = 0.0
         self.energy: float | None = None
         self.throttled = 0.0
-        self.memory_at = float("-inf")
+        self.peak: int | None = None
+        """The highest reading of memory that came."""
         self.track = _Track()
         self.totals: dict[Key, Totals] = {}
 
     def take_in(
-        self, counters: GpuCounters, at: float, memory: Iterable[tuple[float, int]], engine_bytes: int | None
+        self, counters: GpuCounters, at: float, memory: Sequence[tuple[float, int]], engine_bytes: int | None
     ) -> None:
         """Put what came since the last look into pieces that wait."""
         observed = max(0.0, counters.observed_seconds - self.observed)
         energy = self._energy_rise(counters.energy_joules, news=observed > 0.0)
-        readings = few([each for each in memory if self.memory_at + _SAME_SECONDS < each[0] <= at + _SAME_SECONDS])
-        if observed <= 0.0 and energy is None and not readings:
+        lost = self._lost_peak(counters, memory)
+        if observed <= 0.0 and energy is None and not memory and lost is None:
             return
-        load = _Piece(at - observed, at, observed=observed, busy=max(0.0, counters.busy_seconds - self.busy))
-        load.memory = readings
+        load = _Piece(self._begin(at, observed, memory), at, observed=observed)
+        load.busy = max(0.0, counters.busy_seconds - self.busy)
         load.engine = None if engine_bytes is None else (at, engine_bytes)
         if counters.throttled_seconds is not None:
             load.throttled = max(0.0, counters.throttled_seconds - self.throttled)
             self.throttled = counters.throttled_seconds
         since = self.seen_at if self.seen_at is not None and self.seen_at < at else load.begin
+        if lost is not None:
+            self.track.append(_lost(since, at, lost))
         if energy is not None and load.begin - since > _SNAP_SECONDS:  # After a gap: the energy of all of it.
             self.track.append(_Piece(since, at, energy=energy))
         else:
             load.energy = energy
+        load.memory = few([each for each in memory if load.begin <= each[0] <= at])
+        self.track.read([each for each in memory if each[0] < load.begin])
         self.track.append(load)
+        self.track.read([each for each in memory if each[0] > at])
         self.observed, self.busy = counters.observed_seconds, counters.busy_seconds
         self.energy = counters.energy_joules if counters.energy_joules is not None else self.energy
-        self.memory_at = max([self.memory_at, *(taken_at for taken_at, _ in readings)])
         self.seen_at = at
+
+    def _begin(self, at: float, observed: float, memory: Sequence[tuple[float, int]]) -> float:
+        """Return when the piece begins that ends at `at`: where no load is known, with what else is."""
+        if observed > 0.0 or not memory:
+            return at - observed
+        first = min(at, memory[0][0])
+        before = self.seen_at
+        return before if before is not None and 0.0 <= first - before < MIN_PIECE_SECONDS else first
+
+    def _lost_peak(self, counters: GpuCounters, memory: Sequence[tuple[float, int]]) -> int | None:
+        """Return the highest reading since the last look if it is not among those that are kept; None: it is."""
+        read = max((used for _, used in memory), default=None)
+        self.peak = read if self.peak is None else max(self.peak, read or 0)
+        peak = counters.memory_peak_bytes
+        if peak is None or (self.peak is not None and peak <= self.peak):
+            return None
+        if any(used >= peak for _, used in counters.memory_readings):
+            return None  # It comes with the next sample.
+        self.peak = peak
+        return peak
 
     def _energy_rise(self, total: float | None, *, news: bool) -> float | None:
         """Return joules since the last look; None when they are not known, or when nothing is new."""
@@ -420,6 +470,8 @@ class _Line:
         last = max(first, bisect_left(self._begins, piece.end) - 1)
         found = self._parts[first : last + 1]
         length = piece.end - piece.begin
+        if piece.lost is not None:
+            return [_found_again(piece, uuid, found)]
         if len(found) == 1 or length <= 0.0:
             return [_share(piece, uuid, found[-1], 1.0, [used for _, used in piece.memory], piece.engine)]
         shares: list[Share] = []
@@ -427,6 +479,8 @@ class _Line:
             begin, end = max(part.begin, piece.begin), min(part.end, piece.end)
             within = [used for at, used in piece.memory if self._at(at, found) is part]
             listed = piece.engine if piece.engine and self._at(piece.engine[0], found) is part else None
+            if piece.observed <= 0.0 and piece.energy is None and not within and listed is None:
+                continue  # Only readings of memory are in the piece, and none of this part.
             shares.append(_share(piece, uuid, part, (end - begin) / length, within, listed))
         return shares
 
@@ -437,11 +491,32 @@ class _Line:
 
 
 def few(readings: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Return the readings, or of too many the highest and the lowest."""
-    if len(readings) <= MAX_READINGS:
-        return readings
-    by_bytes = sorted(readings, key=lambda reading: reading[1])
-    return sorted([by_bytes[0], by_bytes[-1]])
+    """Return the readings; of too many, of each few in a row the highest and the lowest."""
+    while len(readings) > MAX_READINGS:
+        readings = [
+            each for first in range(0, len(readings), _FEWER) for each in _extremes(readings[first : first + _FEWER])
+        ]
+    return readings
+
+
+def _extremes(readings: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    lowest = min(readings, key=lambda reading: reading[1])
+    highest = max(readings, key=lambda reading: reading[1])
+    return [lowest] if lowest is highest else sorted([lowest, highest])
+
+
+def _lost(begin: float, end: float, peak: int) -> _Piece:
+    """Return a piece with a peak alone, whose moment in it is not known."""
+    piece = _Piece(begin, end)
+    piece.lost = peak
+    return piece
+
+
+def _found_again(piece: _Piece, uuid: str, found: list[Part]) -> Share:
+    """Return the share that is a peak whose moment is not known: of the only stage it can be of, else of none."""
+    only = found[0] if len({(part.stage, part.role, part.job) for part in found}) == 1 else None
+    part = only or Part(piece.begin, piece.end, UNKNOWN, UNKNOWN)
+    return _share(piece, uuid, part, 0.0, [piece.lost or 0], None)
 
 
 def _line(lines: dict[Own, _Line], spans: list[Span], own: Own) -> _Line:
@@ -459,6 +534,10 @@ def _lines(lines: dict[Own, _Line], spans: list[Span], own: Own, jobs: tuple[str
 def _apart(lines: Mapping[str, _Line], piece: _Piece, uuid: str) -> dict[str, list[Share]]:
     """Return the piece's shares by job: equal ones of those that work at a time; where none does, the first one's."""
     found: dict[str, list[Share]] = {job: [] for job in lines}
+    if piece.lost is not None:
+        first = next(iter(lines))
+        found[first].append(_found_again(piece, uuid, [Part(piece.begin, piece.end, UNKNOWN, UNKNOWN)]))
+        return found
     for section in _sections(lines, piece):
         here = {job: line.split(section, uuid) for job, line in lines.items()}
         working = {job: shares for job, shares in here.items() if any(_works(share.part) for share in shares)}

@@ -57,7 +57,7 @@ class Pod:
                 throttled_seconds=None if held is None else (before.throttled_seconds or 0.0) + held * seconds,
             )
             at = BEGIN + self.now
-            self.timeline.observe(uuid, after, at=at, memory=[(at - 0.2, used), (at, used)], own=own)
+            self.timeline.observe(uuid, after, at=at, memory=[(at - min(0.2, seconds / 2), used), (at, used)], own=own)
 
     def settle(self, *words: Voice, patient: bool = True) -> Settled:
         return self.timeline.settle(words, now=BEGIN + self.now, patient=patient)
@@ -203,7 +203,10 @@ def test_samples_that_come_often_wait_in_few_pieces() -> None:
 
 def test_of_many_readings_the_extremes_are_kept() -> None:
     readings = [(float(number), number) for number in range(MAX_READINGS + 1)]
-    assert few(readings) == [(0.0, 0), (float(MAX_READINGS), MAX_READINGS)]
+    kept = few(readings)
+    assert len(kept) <= MAX_READINGS
+    assert kept[0] == readings[0]
+    assert kept[-1] == readings[-1]
     assert few(readings[:-1]) == readings[:-1]
 
 
@@ -309,3 +312,40 @@ def test_nothing_waits_longer_than_the_watermark(words: list[object]) -> None:
         pod.settle(*_words(drawn, BEGIN + pod.now))  # type: ignore[arg-type]
         assert pod.timeline.waiting("GPU-0")[0] <= 61.0
         assert len(pod.timeline.gpu_counts("GPU-0")) <= MAX_STAGES
+
+
+@pytest.mark.parametrize(
+    "intervals",
+    [
+        pytest.param([run("gen", 0)], id="one job"),
+        pytest.param([run("gen", 0, job="one"), run("ref", 3, job="two")], id="two jobs at a time"),
+        pytest.param([], id="nothing runs"),
+    ],
+)
+@pytest.mark.parametrize("known", [True, False])
+def test_no_peak_is_lost(intervals: Sequence[StageInterval], known: bool) -> None:
+    """Be its reading there, before the time of which the load is known, or not kept any more."""
+    pod = Pod()
+    counters = GpuCounters(
+        observed_seconds=1.0,
+        memory_peak_bytes=90,
+        memory_readings=((0.0, 7),),
+    )
+    readings = [(BEGIN + 4.2, 90), (BEGIN + 9.0, 7)] if known else [(BEGIN + 9.0, 7)]
+    pod.timeline.elapse(BEGIN + 10, 10)
+    pod.timeline.observe("GPU-0", counters, at=BEGIN + 10, memory=readings)
+    pod.now = 10.0
+    pod.settle(state(0, 10, *intervals))
+    counts = pod.timeline.gpu_counts("GPU-0")
+    assert max(count.memory_peak_bytes or 0 for count in counts) == 90
+    assert sum(count.observed_seconds for count in counts) == pytest.approx(1.0)
+    assert sum(pod.timeline.pod_seconds().values()) == pytest.approx(10.0)
+
+
+def test_a_reading_behind_the_last_sample_of_all_is_counted() -> None:
+    pod = Pod()
+    pod.timeline.observe(
+        "GPU-0", GpuCounters(observed_seconds=1.0), at=BEGIN + 1, memory=[(BEGIN + 1, 5), (BEGIN + 1.5, 90)]
+    )
+    pod.timeline.finish([state(0, 2, run("gen", 0, 1.2), run("ref", 1.2))], now=BEGIN + 1.6)
+    assert {c.stage: c.memory_peak_bytes for c in pod.timeline.gpu_counts("GPU-0")} == {"gen": 5, "ref": 90}
