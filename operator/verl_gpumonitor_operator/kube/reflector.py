@@ -17,7 +17,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import msgspec
 
 from .client import KubeClient, Query
-from .errors import ExpiredError, KubeError, UnreachableError, classify
+from .errors import ExpiredError, KubeError, TooManyRequestsError, classify
 
 CHUNK: Final = 500
 WATCH_SECONDS: Final = 300
@@ -25,8 +25,11 @@ WATCH_SECONDS: Final = 300
 INACTIVITY_SECONDS: Final = 120.0
 """The server sends a bookmark about each minute; a stream that is silent for twice as long is dead."""
 MAX_RESUMED: Final = 3
-"""A watch that breaks is taken up from where it was, so often in a row; then it is time for a list."""
-MAX_BACKOFF_SECONDS: Final = 30.0
+"""A watch that breaks is taken up from where it was, so often in a row; then it is time for a list. A server that asks
+for patience is asked for the watch alone, however often: a list would cost it more."""
+STEADY_SECONDS: Final = 60.0
+"""A watch that lived this long was well: after its failure the pauses are short again."""
+MAX_PAUSE_SECONDS: Final = 30.0
 SHORTEST_WATCH_SECONDS: Final = 1.0
 
 UNREADABLE: Final = (msgspec.DecodeError, RecursionError)
@@ -139,32 +142,42 @@ class Reflector(Generic[T]):
 
     async def run(self) -> None:
         """List, watch, and begin again after each failure, ever slower up to 30 s."""
-        delay, failures = 0.0, 0
+        pause, resumed = 0.0, 0
         while True:
+            watched_since: float | None = None
             try:
                 if self._version is None:
-                    self._version = await self._list()
-                    delay = 0.0
+                    self._version, resumed = await self._list(), 0
+                watched_since = self._now()
                 await self._watch()
-                delay, failures = 0.0, 0
+                pause, resumed = 0.0, 0
                 continue
-            except ExpiredError:
-                self._version = None
-                logger.info("list is too old, listing again", extra={"path": self.path})
             except (KubeError, *UNREADABLE) as error:
-                failures += 1
-                if failures > MAX_RESUMED or not isinstance(error, UnreachableError):
-                    self._version, failures = None, 0
-                delay = self._failed(error, delay)
-            await asyncio.sleep(delay * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, no secret
+                resumed += not isinstance(error, TooManyRequestsError)
+                if resumed > MAX_RESUMED or not (isinstance(error, KubeError) and error.transient):
+                    self._version = None
+                # A list that works says nothing of the watch after it: were the pauses short again with each, a server
+                # that refuses watches would be asked for the whole list each second.
+                was_steady = watched_since is not None and self._now() - watched_since >= STEADY_SECONDS
+                pause = self._failed(error, 0.0 if was_steady else pause)
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, no secret
 
-    def _failed(self, error: Exception, delay: float) -> float:
-        self.state.failures += 1
+    def _failed(self, error: Exception, pause: float) -> float:
+        """Count and log a failure. Returns the pause after it; `pause`: the one before."""
         text = str(error)
-        if text != self.state.last_error:
-            logger.warning("watch failed, trying again", extra={"path": self.path, "error": text})
-        self.state.last_error = text
-        return min(MAX_BACKOFF_SECONDS, max(0.5, delay * 2))
+        if isinstance(error, ExpiredError):
+            logger.info("list is too old, listing again", extra={"path": self.path})
+        else:
+            self.state.failures += 1
+            if text != self.state.last_error:
+                logger.warning("watch failed, trying again", extra={"path": self.path, "error": text})
+            self.state.last_error = text
+        asked = error.retry_after_seconds if isinstance(error, KubeError) else None
+        return min(MAX_PAUSE_SECONDS, max(0.5, pause * 2, asked or 0.0))
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
 
     async def _list(self) -> str:
         seen: set[str] = set()
@@ -194,14 +207,14 @@ class Reflector(Generic[T]):
             "resourceVersion": self._version or "",
             "timeoutSeconds": WATCH_SECONDS,
         }
-        began = asyncio.get_running_loop().time()
+        began = self._now()
         async with self.client.stream(self.path, query, inactivity_seconds=INACTIVITY_SECONDS) as lines:
             async for line in lines:
                 self._touch()
                 self.state.last_error = None
                 self._version = self._apply(_event_decoder.decode(line)) or self._version
         # A server that is going down may end each stream at once.
-        if asyncio.get_running_loop().time() - began < SHORTEST_WATCH_SECONDS:
+        if self._now() - began < SHORTEST_WATCH_SECONDS:
             await asyncio.sleep(SHORTEST_WATCH_SECONDS)
 
     def _apply(self, event: _RawEvent) -> str | None:
@@ -239,4 +252,4 @@ class Reflector(Generic[T]):
                 self.mirror.gone(item)
 
     def _touch(self) -> None:
-        self.state.last_event_at = asyncio.get_running_loop().time()
+        self.state.last_event_at = self._now()

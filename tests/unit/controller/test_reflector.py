@@ -3,6 +3,7 @@
 """A mirror of a list: chunks, watches, bookmarks, expired versions, and deletions that nobody told."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -12,7 +13,15 @@ import pytest
 
 from verl_gpumonitor_operator.kube import reflector as module
 from verl_gpumonitor_operator.kube.client import KubeClient
-from verl_gpumonitor_operator.kube.errors import ExpiredError, KubeError, UnreachableError
+from verl_gpumonitor_operator.kube.errors import (
+    ExpiredError,
+    ForbiddenError,
+    KubeError,
+    ServerFaultError,
+    TooManyRequestsError,
+    UnauthorizedError,
+    UnreachableError,
+)
 from verl_gpumonitor_operator.kube.reflector import Decoded, Reflector
 
 
@@ -189,3 +198,61 @@ async def test_a_broken_line_lists_again() -> None:
     mirror, reflector = await played(Script([listed("a"), listed("a")], [[b"{not json"]]))
     assert mirror.held == {"a"}
     assert reflector.state.failures == 1
+
+
+class Slow:
+    """Sleeps as long as it is told to, in a time that stands still otherwise, and keeps the pauses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pauses: list[float] = []
+        real = asyncio.sleep
+
+        async def sleep(seconds: float) -> None:
+            if seconds:
+                self.pauses.append(seconds)
+            await real(0)
+
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        monkeypatch.setattr(random, "uniform", lambda _low, _high: 1.0)
+
+
+@pytest.mark.parametrize(
+    ("failure", "watches_for_each_list"),
+    [
+        pytest.param(ServerFaultError("etcd is away", status=500), 4, id="a server that fails"),
+        pytest.param(UnreachableError("reset"), 4, id="a proxy that cuts each stream"),
+        pytest.param(UnauthorizedError("who?", status=401), 4, id="a token that is not known yet"),
+        pytest.param(ForbiddenError("rbac", status=403), 1, id="the verb is not granted"),
+        pytest.param(ExpiredError("too old", status=410), 1, id="a history that is always too short"),
+    ],
+)
+async def test_a_watch_that_never_works_does_not_ask_for_the_list_each_second(
+    monkeypatch: pytest.MonkeyPatch, failure: KubeError, watches_for_each_list: int
+) -> None:
+    slow = Slow(monkeypatch)
+    script = Script([listed("a") for _ in range(10)], [[failure] for _ in range(100)])
+    _, reflector = await played(script)
+    assert reflector.state.lists == 10
+    assert len(slow.pauses) == 10 * watches_for_each_list
+    assert slow.pauses[:6] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
+    assert set(slow.pauses[6:]) == {module.MAX_PAUSE_SECONDS}
+
+
+async def test_a_server_that_asks_for_patience_is_asked_for_the_watch_alone_and_not_before_it_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = Slow(monkeypatch)
+    busy = TooManyRequestsError("busy", status=429, retry_after_seconds=7.0)
+    watches: list[list[bytes | KubeError]] = [*([busy] for _ in range(20)), [event("ADDED", item("b", "11"))]]
+    mirror, reflector = await played(Script([listed("a")], watches))
+    assert mirror.held == {"a", "b"}
+    assert reflector.state.lists == 1
+    assert len(slow.pauses) == 20
+    assert min(slow.pauses) == 7.0
+
+
+async def test_after_a_watch_that_lived_the_pauses_are_short_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch)
+    monkeypatch.setattr(module, "STEADY_SECONDS", 0.0)
+    await played(Script([listed("a")], [[UnreachableError("reset")] for _ in range(3)]))
+    assert slow.pauses == [0.5, 0.5, 0.5]
