@@ -29,7 +29,7 @@ from verl_gpumonitor_operator.kube.errors import KubeError
 from verl_gpumonitor_operator.settings import BreakerSettings
 
 from .ports import ContainerPhase, PodRecord, StateStore
-from .rescue import failure_of
+from .rescue import failure_of, waiting_cause_of
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,9 @@ MAX_NAMESPACES: Final = 256
 """Namespaces in the document; with more, those that rest longest stay. A ConfigMap holds ten times as much."""
 UNKNOWN_SECONDS: Final = 30.0
 """So long a pod's failure waits for its workload to be known; after that it was nobody's."""
+DOWN_SECONDS: Final = 30.0
+"""So long a sidecar must wait at a stretch, in a pod that has begun, to be a failure of its image: it ended three times
+in a row. Shorter than it takes until the pod gets another image, with which it says nothing any more."""
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -254,6 +257,8 @@ class BreakerKeeper:
         self._interval_seconds = interval_seconds
         self._retry_seconds = retry_seconds
         self._held: dict[str, PodRecord] = {}
+        self._down: dict[str, _News] = {}
+        """Pods that have begun and whose sidecar waits since then without a break."""
         # A pod may be freed, and have another image, before the next step looks: its failure counts all the same. And
         # its job may be told of after the pod.
         self._failed: dict[str, _News] = {}
@@ -272,18 +277,22 @@ class BreakerKeeper:
     def pod_seen(self, pod: PodRecord) -> None:
         """Take a pod as evidence, if it has the image in the settings, and the command that we give."""
         self._held.pop(pod.uid, None)
+        down = self._down.pop(pod.uid, None)
         if pod.sidecar_image != self._image or pod.sidecar is None or not pod.own_command:
             return
         if failure_of(pod) is not None:
             self._held[pod.uid] = pod
             self._failed[pod.uid] = _News(self._clock(), pod)
             self._look.set()
+        elif waiting_cause_of(pod) is not None:
+            self._down[pod.uid] = _News(down.at if down is not None else self._clock(), pod)
         elif pod.sidecar.phase is ContainerPhase.RUNNING and pod.sidecar.started_at is not None:
             self._began[pod.uid] = _News(self._clock(), pod)
 
     def pod_gone(self, pod: PodRecord) -> None:
         """Forget a pod."""
         self._held.pop(pod.uid, None)
+        self._down.pop(pod.uid, None)
 
     async def run(self) -> None:
         """Keep the state until cancelled."""
@@ -325,7 +334,8 @@ class BreakerKeeper:
             started_at = (pod.sidecar.started_at if pod.sidecar is not None else None) or 0.0
             self._started[pod.namespace] = max(self._started.get(pod.namespace, 0.0), started_at)
             self._latest_start = max(self._latest_start or 0.0, started_at)
-        held = filter(self._belongs, list(self._held.values()))
+        down = [pod for at, pod in self._down.values() if now - at >= DOWN_SECONDS]
+        held = filter(self._belongs, [*down, *self._held.values()])
         failing = {pod.namespace: _sentence(pod) for pod in [*self._known(self._failed, now), *held]}
         return Evidence(image=self._image, failing=failing, started=self._started, latest_start=self._latest_start)
 

@@ -91,7 +91,7 @@ class PodRecord:
     skip_reason: str | None = None
     """Annotation of the webhook, `Reason: sentence`."""
     images: tuple[str, ...] = ()
-    """Images of `spec.containers`, in order; the first is the main one. Kept for injected pods that wait alone."""
+    """Images of `spec.containers`, in order; the first is the main one."""
     sidecar_image: str | None = None
     """Image of the injected container in the pod's spec."""
     own_command: bool = False

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rescue: a pod that is held by our own container gets another image for it, so that the job starts.
 
-A native sidecar that cannot be pulled, created or started holds every container after it, for ever. The image is all
-that may be changed in such a pod, and it is enough. `decide` is pure and says which image; `Rescuer` looks at the
-pods, asks for the change and tells the job's owner.
+A native sidecar that cannot be pulled, created or started holds every container after it, for ever. One that keeps
+ending in a pod that has begun holds nothing, but its pod is not ready meanwhile: KubeRay waits for ever for a cluster
+whose pods are not all ready, and a Service leaves the pod out. The image is all that may be changed in such a pod, and
+it is enough. `decide` is pure and says which image; `Rescuer` looks at the pods, asks for the change and tells the
+job's owner.
 
 The ladder: our sidecar image; then, where its container cannot be created or run, our operator image (the same
 program, without the variables that a GPU runtime acts on); then, and at once where an image cannot be pulled, the image
@@ -37,11 +39,21 @@ EVENT_STUCK: Final = "SidecarStuck"
 
 def failure_of(pod: PodRecord) -> Cause | None:
     """Say why the injected container holds its pod; None for one that does not: it runs, or is still being pulled."""
-    if pod.injected is None or pod.sidecar_image is None or pod.deleting or pod.phase != "Pending":
+    return waiting_cause_of(pod) if not has_begun(pod) else None
+
+
+def waiting_cause_of(pod: PodRecord) -> Cause | None:
+    """Say why the injected container waits for its next start, in a pod that it holds or that has begun."""
+    if pod.injected is None or pod.sidecar_image is None or pod.deleting or pod.phase not in ("Pending", "Running"):
         return None
     if pod.sidecar is None or pod.sidecar.phase is not ContainerPhase.WAITING:
         return None
     return cause_of(pod)
+
+
+def has_begun(pod: PodRecord) -> bool:
+    """Whether the job's own containers were started: the injected one was up once, and holds nothing back."""
+    return pod.phase == "Running"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +90,11 @@ class RescueTimes:
 
     operator_image_seconds: float = 10.0
     main_image_seconds: float = 120.0
-    """The main image may be large and still on its way; there is nothing to do after it, so there is no hurry."""
+    """The main image may be large and still on its way; there is nothing to do after it, so there is no hurry. Nor is
+    there one in a pod that has begun, where the operator image is given as long."""
+    down_seconds: float = 45.0
+    """How long a sidecar must wait at a stretch in a pod that has begun. The kubelet doubles its pauses, 10 s at first,
+    so that it ended four times in a row: one that a user kills now and then is left alone."""
 
 
 def decide(
@@ -88,20 +104,25 @@ def decide(
     *,
     attempt: Attempt | None = None,
     tried: Collection[str] = (),
+    down_since: float | None = None,
     times: RescueTimes | None = None,
 ) -> RescueAction | None:
     """Say what to do about this pod at `now` (Unix seconds); None: nothing, or not yet.
 
     `attempt`: our last change of its image, or, for a pod that was first seen with another image than the sidecar's,
-    when that was; None: it has the image it was injected with. `tried`: images that it had before. Example: an injected
-    pod in `ImagePullBackOff` gets `pod.images[0]`; one in `RunContainerError` gets `images.operator`, and 10 s later,
-    still failing, `pod.images[0]`.
+    when that was; None: it has the image it was injected with. `tried`: images that it had before. `down_since`: when
+    its sidecar began to wait without a break; for a pod that has begun. Example: an injected pod in `ImagePullBackOff`
+    gets `pod.images[0]`; one in `RunContainerError` gets `images.operator`, and 10 s later, still failing,
+    `pod.images[0]`.
     """
-    cause = failure_of(pod)
+    times = times or RescueTimes()
+    cause = waiting_cause_of(pod)
     current = pod.sidecar_image
     if cause is None or current is None:
         return None
-    if attempt is not None and now - attempt.at < _patience(pod, attempt, cause, times or RescueTimes()):
+    if has_begun(pod) and (down_since is None or now - down_since < times.down_seconds):
+        return None
+    if attempt is not None and now - attempt.at < _patience(pod, attempt, cause, times):
         return None
     reason, message = _words(pod)
     # The last one given is not spent while the pod is still seen with the image before it.
@@ -117,6 +138,8 @@ def _words(pod: PodRecord) -> tuple[str, str]:
 
 
 def _patience(pod: PodRecord, attempt: Attempt, cause: Cause, times: RescueTimes) -> float:
+    if has_begun(pod):
+        return times.main_image_seconds
     # Another kind of failure than before is a word about the new image: it is there, and its time is over.
     same_word = attempt.cause is None or attempt.cause is cause
     return times.main_image_seconds if attempt.image == main_image(pod) and same_word else times.operator_image_seconds
@@ -135,7 +158,7 @@ class RescueMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._rescues = Counter(
             "gpumonitor_rescues",
-            "Pods held by our container, by what became of the attempt to free them.",
+            "Pods that our container holds or keeps from being ready, by what became of the attempt to free them.",
             ["result"],
             registry=registry,
         )
@@ -190,6 +213,8 @@ class Rescuer:
         self._retry_first_refusal_seconds = retry_first_refusal_seconds
         self._retry_refused_seconds = retry_refused_seconds
         self._held: dict[str, PodRecord] = {}
+        self._down_since: dict[str, float] = {}
+        """By pod uid, when its sidecar was first seen to wait, without a break."""
         self._attempts: dict[str, Attempt] = {}
         self._tried: dict[str, set[str]] = {}
         """By pod uid, the images that it had: three at most, since none is given twice."""
@@ -200,14 +225,15 @@ class Rescuer:
 
     @property
     def held(self) -> int:
-        """Pods that our container holds now."""
+        """Pods that our container holds, or keeps from being ready, now."""
         return len(self._held)
 
     def pod_seen(self, pod: PodRecord) -> None:
         """Take note of a pod; it is looked at within a second if our container holds it."""
-        if failure_of(pod) is None:
+        if waiting_cause_of(pod) is None:
             self._let_go(pod)
             return
+        self._down_since.setdefault(pod.uid, self._clock())
         image = pod.sidecar_image
         if image is not None and pod.uid not in self._attempts and image in (self._images.operator, main_image(pod)):
             # Changed before this process began: the kubelet may not have come to it yet.
@@ -218,6 +244,7 @@ class Rescuer:
     def pod_gone(self, pod: PodRecord) -> None:
         """Forget a pod."""
         self._held.pop(pod.uid, None)
+        self._down_since.pop(pod.uid, None)
         self._not_before.pop(pod.uid, None)
         self._attempts.pop(pod.uid, None)
         self._tried.pop(pod.uid, None)
@@ -227,7 +254,9 @@ class Rescuer:
         if pod.uid not in self._held and pod.uid not in self._attempts:
             return
         self._held.pop(pod.uid, None)
-        if pod.phase != "Pending" or pod.deleting:
+        self._down_since.pop(pod.uid, None)
+        # What was tried counts for as long as the pod lives: its sidecar may end again.
+        if pod.deleting or not pod.live:
             self.pod_gone(pod)
 
     async def run(self) -> None:
@@ -258,8 +287,15 @@ class Rescuer:
         await asyncio.gather(*(act(pod, action) for pod, action in decided if action is not None))
 
     def _decide(self, pod: PodRecord, now: float) -> RescueAction | None:
-        attempt, tried = self._attempts.get(pod.uid), self._tried.get(pod.uid, ())
-        return decide(pod, self._images, now, attempt=attempt, tried=tried, times=self._times)
+        return decide(
+            pod,
+            self._images,
+            now,
+            attempt=self._attempts.get(pod.uid),
+            tried=self._tried.get(pod.uid, ()),
+            down_since=self._down_since.get(pod.uid),
+            times=self._times,
+        )
 
     async def _act(self, pod: PodRecord, action: RescueAction) -> None:
         if action.to_image is None:
@@ -302,9 +338,7 @@ class Rescuer:
             # While a release is being upgraded, its policy and its images may differ for a moment.
             return self._retry_first_refusal_seconds
         if refusals == 2:
-            message = (
-                f"Pod {pod.name} waits for the GPUMonitor sidecar, and the API server does not let us free it: {error}"
-            )
+            message = f"Pod {pod.name} {_plight(pod)}, and the API server does not let us free it: {error}"
             self._incidents.report(pod, reason=EVENT_STUCK, message=message, severity=Severity.CRITICAL)
         return self._retry_refused_seconds
 
@@ -314,20 +348,28 @@ class Rescuer:
         self._metrics.count("nothing_left")
         log.error("no image is left to free a pod", extra=_keys(pod, action))
         message = (
-            f"Pod {pod.name} waits for its container gpumonitor ({action.reason}), even with the pod's own image; "
+            f"Pod {pod.name} {_plight(pod)} ({action.reason}), even with the pod's own image; "
             "delete the pod, and set the annotation gpumonitor.dev/inject=disabled in its template"
         )
         self._incidents.report(pod, reason=EVENT_STUCK, message=message, severity=Severity.CRITICAL)
 
 
+def _plight(pod: PodRecord) -> str:
+    if has_begun(pod):
+        return "is not ready, because its container gpumonitor keeps ending"
+    return "waits for its container gpumonitor"
+
+
 def rescued_message(pod: PodRecord, action: RescueAction, images: Images) -> str:
     """Return one sentence that names the pod, the cause, what was done and what it means for the measurement."""
-    what = "could not be pulled" if action.cause is Cause.PULL else "could not be started"
+    started = "kept ending" if has_begun(pod) else "could not be started"
+    what = "could not be pulled" if action.cause is Cause.PULL else started
     image = action.from_image if len(action.from_image) <= 200 else action.from_image[:197] + "..."
     if action.to_image == images.operator:
         means = "it now runs our image without GPU variables, so that GPUs are read through Ray where there is one"
     else:
-        means = "it now runs the pod's own image and sleeps, so that the job starts without being measured"
+        then = "the pod is ready again" if has_begun(pod) else "the job starts"
+        means = f"it now runs the pod's own image and sleeps, so that {then} without being measured"
     node = f" on node {pod.node_name}" if pod.node_name else ""
     said = f": {action.message}" if action.message else ""
     return f"Sidecar of pod {pod.name}{node} {what}; {means}. Image {image}, {action.reason}{said}"

@@ -125,12 +125,13 @@ WITHOUT_DRIVER: Final = (UnavailableReason.NO_LIBRARY, UnavailableReason.NO_DEVI
 """What the sidecar says where no GPU runtime has given it the driver, as with our operator image it never does."""
 STANDS_IN: Final = {
     StandIn.OPERATOR: (
-        "The sidecar's container could not be started with its own image, so that it was given our operator image, to "
-        "let the job start. That one gets no driver from the node's runtime, and GPUs are then seen through Ray alone."
+        "The sidecar's container could not be started or kept ending with its own image, so that it was given our "
+        "operator image, to let the job run. That one gets no driver from the node's runtime, and GPUs are then seen "
+        "through Ray alone."
     ),
     StandIn.MAIN: (
-        "The sidecar's image could not be pulled or its container could not be started, so that it was given the "
-        "pod's own image and sleeps, to let the job start. Nothing is measured in this pod."
+        "The sidecar's image could not be pulled, or its container could not be started or kept ending, so that it was "
+        "given the pod's own image and sleeps, to let the job run. Nothing is measured in this pod."
     ),
 }
 LOOK_AT_THE_EVENT: Final = "The job's Event SidecarRescued says what failed. A new pod is tried with the sidecar's own."

@@ -165,7 +165,7 @@ WITH_OWN_IMAGE = replace(POD, sidecar_image="user/verl:1", sidecar=RUNNING)
         ),
         pytest.param(WITH_OPERATOR_IMAGE, telemetry(5.0), None, "", id="our operator image sees by Ray"),
         pytest.param(
-            WITH_OWN_IMAGE, None, "SidecarRescued", "could not be pulled or", id="the pod's own image, at once"
+            WITH_OWN_IMAGE, None, "SidecarRescued", "could not be pulled, or", id="the pod's own image, at once"
         ),
         pytest.param(
             replace(WITH_OWN_IMAGE, gpus_requested=0),

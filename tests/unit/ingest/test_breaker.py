@@ -328,6 +328,24 @@ async def test_a_pod_that_was_freed_before_the_next_look_counts_all_the_same() -
     assert rig.keeper.state.namespaces
 
 
+async def test_a_sidecar_that_keeps_ending_in_a_pod_that_has_begun_counts_after_a_while() -> None:
+    rig = Rig()
+    for _ in range(2):
+        rig.keeper.pod_seen(waiting_pod("CrashLoopBackOff", phase="Running"))
+        await rig.tick(29.9)
+        assert rig.keeper.state == CLOSED
+        rig.keeper.pod_seen(pod_record())
+        await rig.tick(5.0)
+    rig.keeper.pod_seen(waiting_pod("CrashLoopBackOff", phase="Running"))
+    await rig.tick(20.0)
+    rig.keeper.pod_seen(waiting_pod("CrashLoopBackOff", phase="Running"))
+    await rig.tick(10.0)
+    assert "CrashLoopBackOff" in rig.keeper.state.namespaces["train"].reason
+    rig.keeper.pod_gone(waiting_pod("CrashLoopBackOff", phase="Running"))
+    await rig.tick(60.0)
+    assert rig.keeper.state.namespaces["train"].cool_down_seconds == 60.0, "what is gone fails no more"
+
+
 @pytest.mark.parametrize(
     "changes",
     [

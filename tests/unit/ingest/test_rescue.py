@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -342,7 +343,64 @@ async def test_pods_that_go_leave_nothing_behind() -> None:
     for pod in pods:
         rig.rescuer.pod_gone(pod)
     kept = {name: held for name, held in vars(rig.rescuer).items() if isinstance(held, dict)}
-    assert kept == {"_held": {}, "_attempts": {}, "_tried": {}, "_not_before": {}, "_refusals": {}}
+    assert kept == {"_held": {}, "_down_since": {}, "_attempts": {}, "_tried": {}, "_not_before": {}, "_refusals": {}}
+
+
+def ending(reason: str = "CrashLoopBackOff", **changes: Any) -> PodRecord:
+    """A pod that has begun, and that is not ready because its sidecar waits for its next start."""
+    return waiting_pod(reason, **({"phase": "Running"} | changes))
+
+
+@pytest.mark.parametrize("reason", ["CrashLoopBackOff", "ImagePullBackOff", "RunContainerError"])
+async def test_a_sidecar_that_keeps_ending_makes_no_pod_unready_for_ever(reason: str) -> None:
+    """KubeRay waits for pods that are not ready, and a Service leaves them out."""
+    rig = Rig()
+    rig.rescuer.pod_seen(ending(reason))
+    await rig.tick(44.9)
+    assert rig.patcher.given == []
+    await rig.tick(0.1)
+    [(_, image)] = rig.patcher.given
+    assert image == (MAIN_IMAGE if reason in PULL_REASONS else IMAGES.operator)
+    [(_, event, severity, message)] = rig.told.events
+    assert (event, severity) == ("SidecarRescued", Severity.WARNING)
+    assert reason in message and "starts" not in message
+
+
+async def test_a_sidecar_that_ends_now_and_then_is_left_alone() -> None:
+    rig = Rig()
+    for _ in range(100):
+        rig.rescuer.pod_seen(ending())
+        await rig.tick(40.0)
+        rig.rescuer.pod_seen(pod_record())
+        await rig.tick(5.0)
+    assert rig.patcher.given == []
+    assert rig.rescuer.held == 0
+
+
+async def test_with_each_image_that_keeps_ending_the_next_follows_and_none_comes_back() -> None:
+    rig = Rig()
+    for image in (IMAGES.sidecar, IMAGES.operator, MAIN_IMAGE, MAIN_IMAGE):
+        rig.rescuer.pod_seen(pod_record(sidecar_image=image))
+        await rig.tick(600.0)
+        rig.rescuer.pod_seen(ending(sidecar_image=image))
+        for _ in range(130):
+            await rig.tick(1.0)
+    assert list(dict.fromkeys(image for _, image in rig.patcher.given)) == [IMAGES.operator, MAIN_IMAGE]
+    assert rig.told.events[-1][1] == "SidecarStuck"
+    assert "is not ready" in rig.told.events[-1][3]
+    rig.rescuer.pod_seen(pod_record(phase="Succeeded"))
+    assert not any(held for held in vars(rig.rescuer).values() if isinstance(held, dict)), "it ended"
+
+
+async def test_the_operator_image_is_given_the_time_of_a_pull_in_a_pod_that_has_begun() -> None:
+    rig = Rig()
+    rig.rescuer.pod_seen(ending())
+    await rig.tick(45.0)
+    rig.rescuer.pod_seen(ending(sidecar_image=IMAGES.operator))
+    await rig.tick(119.0)
+    assert len(rig.patcher.given) == 1
+    await rig.tick(1.0)
+    assert rig.patcher.given[1:] == [("uid-0", MAIN_IMAGE)]
 
 
 async def test_the_loop_frees_a_pod_well_within_ten_seconds() -> None:
