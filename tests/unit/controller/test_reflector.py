@@ -243,7 +243,8 @@ async def test_a_server_that_asks_for_patience_is_asked_for_the_watch_alone_and_
 ) -> None:
     slow = Slow(monkeypatch)
     busy = TooManyRequestsError("busy", status=429, retry_after_seconds=7.0)
-    watches: list[list[bytes | KubeError]] = [*([busy] for _ in range(20)), [event("ADDED", item("b", "11"))]]
+    watches: list[list[bytes | KubeError]] = [[busy] for _ in range(20)]
+    watches.append([event("ADDED", item("b", "11"))])
     mirror, reflector = await played(Script([listed("a")], watches))
     assert mirror.held == {"a", "b"}
     assert reflector.state.lists == 1
