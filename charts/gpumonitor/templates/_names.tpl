@@ -18,6 +18,14 @@ SPDX-License-Identifier: Apache-2.0
 {{- end -}}
 {{- end -}}
 
+{{/* Refuse a name that no Service can have, before half of the release is installed. */}}
+{{- define "gpumonitor.refuseName" -}}
+{{- $name := include "gpumonitor.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "the objects of this release would be named %s, and a Service's name begins with a letter and has no dot: take another name for the release, or set fullnameOverride." $name) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* What never changes over the life of a release, and so may select. */}}
 {{- define "gpumonitor.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "gpumonitor.name" . }}

@@ -81,12 +81,14 @@ class Chart:
             self._rendered[key] = Rendered(one for one in documents if one)
         return self._rendered[key]
 
-    def refusal(self, values: Mapping[str, Any]) -> str:
-        """What Helm says to values that it must refuse."""
-        done = self._run(values, ())
+    def refusal(self, values: Mapping[str, Any], *, release: str = RELEASE) -> str:
+        """What Helm says to values, or to a release's name, that it must refuse."""
+        done = self._run(values, (), release=release)
         assert done.returncode != 0, "Helm took the values"
         return done.stderr
 
-    def _run(self, values: Mapping[str, Any], arguments: Iterable[str]) -> subprocess.CompletedProcess[str]:
-        command = [self._helm, "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--values", "-", *arguments]
+    def _run(
+        self, values: Mapping[str, Any], arguments: Iterable[str], *, release: str = RELEASE
+    ) -> subprocess.CompletedProcess[str]:
+        command = [self._helm, "template", release, str(CHART), "--namespace", NAMESPACE, "--values", "-", *arguments]
         return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False)

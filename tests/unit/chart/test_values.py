@@ -4,13 +4,14 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 import yaml
 
 from tests.unit.chart.rendering import CHART, REGISTRY, Chart, Object
+from verl_gpumonitor_operator import settings
 
 FREE = {"podSecurityContext", "containerSecurityContext", "dashboards.labels"}
 """Values whose content the chart hands on."""
@@ -33,6 +34,14 @@ FREE = {"podSecurityContext", "containerSecurityContext", "dashboards.labels"}
             {"injection": {"sidecarResources": {"guaranteed": {"cpu": "much", "memory": "1Gi"}}}},
             "cpu",
             id="a quantity",
+        ),
+        *(
+            pytest.param(
+                {"injection": {"sidecarResources": {"guaranteed": {"cpu": amount, "memory": "64Mi"}}}},
+                "'/injection/sidecarResources/guaranteed/cpu'",
+                id=f"{amount} of CPU, which is no part of one",
+            )
+            for amount in ("1", "2000m", "0", "0.0", "0m", "64Mi")
         ),
         *(
             pytest.param(
@@ -157,6 +166,67 @@ def test_every_object_of_the_schema_is_closed() -> None:
             check(one["items"], f"{path}[]")
 
     check(schema, "")
+
+
+OPTIONAL = FREE | {"controller.resources", "webhook.resources"}
+"""Values that have a default, and that a person may do without."""
+
+
+def defaults(document: Object, above: str = "") -> Iterator[tuple[str, bool]]:
+    """Dotted name of each value and section, and whether it may be left out: it is empty, or optional."""
+    for key, value in document.items():
+        path = f"{above}{key}"
+        yield path, path in OPTIONAL or value in ("", [], {})
+        if isinstance(value, dict) and path not in OPTIONAL:
+            yield from defaults(value, f"{path}.")
+
+
+def set_to_none(paths: Iterable[str]) -> Object:
+    """Values in which these are null, as with a section whose lines are all commented out."""
+    values: Object = {}
+    for path in paths:
+        *above, last = path.split(".")
+        section = values
+        for part in above:
+            section = section.setdefault(part, {})
+        section[last] = None
+    return values
+
+
+def test_a_value_that_is_needed_cannot_be_taken_away() -> None:
+    """Helm takes null for "none at all": a webhook without `timeoutSeconds` would hold each pod up for ten seconds."""
+    values: Any = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema: Any = json.loads((CHART / "values.schema.json").read_text())
+    required = set(required_paths(schema, schema["definitions"]))
+    assert required == {path for path, optional in defaults(values) if not optional}
+
+
+def required_paths(schema: Object, definitions: Object, above: str = "") -> Iterator[str]:
+    """Dotted names of all values that the schema wants to be there."""
+    yield from (f"{above}{name}" for name in schema.get("required", ()))
+    for key, found in schema.get("properties", {}).items():
+        yield from required_paths(found, definitions, f"{above}{key}.")
+
+
+@pytest.mark.parametrize("path", ["webhook", "webhook.timeoutSeconds", "report", "rescue.mode", "image.pullPolicy"])
+def test_null_for_what_is_needed_is_named(chart: Chart, path: str) -> None:
+    values = set_to_none([path])
+    values["image"] = {**values.get("image", {}), "registry": REGISTRY}
+    assert f"missing property '{path.rsplit('.', 1)[-1]}'" in chart.refusal(values)
+
+
+def test_null_for_all_that_may_be_empty_is_a_release_that_works(chart: Chart) -> None:
+    given: Any = yaml.safe_load((CHART / "values.yaml").read_text())
+    values = set_to_none(path for path, optional in defaults(given) if optional)
+    values["image"]["registry"] = REGISTRY
+    rendered = chart.render(values)
+    assert settings.decode(rendered.settings).release == "gpumonitor"
+    assert rendered.pod("webhook")["containers"][0]["image"].startswith(REGISTRY)
+
+
+@pytest.mark.parametrize("name", ["my.monitor", "1st"])
+def test_a_name_that_no_service_can_have_is_refused_before_anything_is_installed(chart: Chart, name: str) -> None:
+    assert f"would be named {name}-gpumonitor" in chart.refusal(REGISTERED, release=name)
 
 
 HANDED_ON = {"image": ("registry", "tag", "digest", "repository"), "resources": ("requests", "limits")}
