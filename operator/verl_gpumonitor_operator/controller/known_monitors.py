@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from .jobs import JobSeen
-from .monitors import MonitorSeen, chosen, second_name
+from .monitors import MonitorSeen, chosen, names_of
 
 
 class KnownMonitors:
@@ -41,7 +41,10 @@ class KnownMonitors:
         if monitor is None or monitor.uid != uid:
             return None
         del self._held[namespace][name]
-        self._made_by_hand.get(namespace, set()).discard(name)
+        self._made_by_hand[namespace].discard(name)
+        if not self._held[namespace]:
+            # Namespaces come and go, too.
+            del self._held[namespace], self._made_by_hand[namespace]
         return monitor
 
     def written(self, monitor: MonitorSeen, status: Mapping[str, Any]) -> None:
@@ -51,9 +54,9 @@ class KnownMonitors:
             held[monitor.name] = replace(monitor, status=status)
 
     def of(self, job: JobSeen) -> MonitorSeen | None:
-        """Return the one that shows a workload. Ours are found by their two names, others by looking at each."""
+        """Return the one that shows a workload. Ours are found by their names, others by looking at each."""
         held = self._held.get(job.namespace, {})
-        names = {job.name, second_name(kind=job.kind, name=job.name)} | self._made_by_hand.get(job.namespace, set())
+        names = {*names_of(kind=job.kind, name=job.name), *self._made_by_hand.get(job.namespace, ())}
         return chosen((held[name] for name in names if name in held), kind=job.kind, name=job.name)
 
     def in_namespace(self, namespace: str) -> Mapping[str, MonitorSeen]:

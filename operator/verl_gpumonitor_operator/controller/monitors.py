@@ -6,6 +6,7 @@ The controller makes one for each workload, named like it. One that a person mad
 whatever its name. An object of ours is told by its label; only those are ever deleted.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,6 +21,8 @@ VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 KIND: Final = "GPUMonitor"
 PLURAL: Final = "gpumonitors"
+MAX_NAME: Final = 253
+"""Longest name of an object."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +65,14 @@ class MonitorSeen:
         """When the object of that run was seen to be gone (Unix seconds); None while it is there."""
         return self._time_of("deletionTime")
 
+    def is_of(self, kind: JobKind, workload_name: str) -> bool:
+        """Whether its workload is this one, or one that had this name before."""
+        return self.kind is kind and self.workload_name == workload_name
+
+    def shows(self, kind: JobKind, workload_name: str) -> bool:
+        """Whether it can show this workload: one that is being deleted cannot."""
+        return self.is_of(kind, workload_name) and not self.deleting
+
     def _time_of(self, key: str) -> float | None:
         workload = self.status.get("workload")
         return unix_seconds(workload.get(key)) if isinstance(workload, Mapping) else None
@@ -99,22 +110,28 @@ def from_object(body: JsonObject) -> MonitorSeen | None:
 
 def chosen(monitors: Iterable[MonitorSeen], *, kind: JobKind, name: str) -> MonitorSeen | None:
     """Return the one that shows this workload, of those of its namespace: a hand-made one first, then the oldest."""
-    fitting = [item for item in monitors if item.kind is kind and item.workload_name == name and not item.deleting]
+    fitting = [item for item in monitors if item.shows(kind, name)]
     return min(fitting, key=lambda item: (item.managed, item.created_at or 0.0, item.name), default=None)
 
 
 def name_for(*, kind: JobKind, name: str, taken: Mapping[str, MonitorSeen]) -> str:
-    """Name for a new one: that of the workload, or with its kind where that name is taken by another workload's."""
-    holder = taken.get(name)
-    if holder is None or (holder.kind is kind and holder.workload_name == name):
-        return name
-    return second_name(kind=kind, name=name)
+    """Name for a new one: the first of a workload's names that no other workload's has."""
+    *others, last = names_of(kind=kind, name=name)
+    return next((one for one in others if one not in taken or taken[one].is_of(kind, name)), last)
 
 
-def second_name(*, kind: JobKind, name: str) -> str:
-    """Name of a workload's GPUMonitor where the first choice is taken."""
+def names_of(*, kind: JobKind, name: str) -> tuple[str, ...]:
+    """Names that a workload's GPUMonitor may have, best first: its own, with its kind, and one that nobody else has.
+
+    The second may well be that of another job: of `a-pytorchjob` beside two kinds of `a`.
+    """
+    digest = hashlib.sha256(f"{kind}/{name}".encode()).hexdigest()[:10]
+    return name, _with_suffix(name, kind.lower()), _with_suffix(name, f"{kind.lower()}-{digest}")
+
+
+def _with_suffix(name: str, suffix: str) -> str:
     # No dot may stand before the dash, where the name is cut.
-    return f"{name[: 252 - len(kind)].rstrip('.-')}-{kind.lower()}"
+    return f"{name[: MAX_NAME - 1 - len(suffix)].rstrip('.-')}-{suffix}"
 
 
 def new_object(*, kind: JobKind, namespace: str, name: str, workload_name: str) -> dict[str, Any]:

@@ -274,11 +274,12 @@ class Reconciler:
             await self._retirement.look(now)
 
     def _pace(self) -> float:
-        """Shortest time between two looks at one workload: a second for a few GPUs, 13 s for 80,000.
+        """Shortest time between two looks at one workload: a second for a few GPUs, 13 s for 80,000 of jobs that run.
 
         So a sixth of a core is enough for all: one look takes some 25 us a GPU.
         """
-        gpus = sum(len(entry.picture.gpus) for entry in self._entries.values() if entry.picture is not None)
+        looked_at = (entry.picture for entry in self._entries.values() if not entry.finished)
+        gpus = sum(len(picture.gpus) for picture in looked_at if picture is not None)
         return max(1.0, gpus / GPUS_PER_SECOND)
 
     def _look_is_due(self, entry: Entry, now: float) -> bool:
@@ -369,10 +370,11 @@ class Reconciler:
         body = monitors.new_object(kind=job.kind, namespace=job.namespace, name=name, workload_name=job.name)
         created = await self._writer.create(body)
         entry.creating = False
-        if created is None:
-            entry.not_before = self._clock() + RETRY_SECONDS
-        else:
+        if created is not None:
             self._keep(created)
+        if created is None or not created.shows(job.kind, job.name):
+            # The name is another's, or that of one that is being deleted, for as long as somebody's finalizer is there.
+            entry.not_before = self._clock() + RETRY_SECONDS
         self._workloads.touch(job.uid)
 
     def _start(self, work: Any) -> None:

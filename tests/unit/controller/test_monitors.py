@@ -12,13 +12,14 @@ import yaml
 from tests.unit.controller.builders import metadata
 from verl_gpumonitor.diagnosis import REASONS
 from verl_gpumonitor_operator.controller.jobs import JobKind
+from verl_gpumonitor_operator.controller.known_monitors import KnownMonitors
 from verl_gpumonitor_operator.controller.monitors import (
     MonitorSeen,
     chosen,
     from_object,
     name_for,
+    names_of,
     new_object,
-    second_name,
 )
 
 OURS = MonitorSeen(
@@ -121,5 +122,26 @@ def test_the_schema_knows_each_reason_that_can_be_muted() -> None:
 
 
 def test_a_second_name_that_is_cut_is_one_that_the_api_server_takes() -> None:
-    assert second_name(kind=JobKind.RAY_JOB, name="x" * 245 + ".y") == "x" * 245 + "-rayjob"
-    assert second_name(kind=JobKind.RAY_JOB, name="x" * 245 + "-" * 8) == "x" * 245 + "-rayjob"
+    assert names_of(kind=JobKind.RAY_JOB, name="x" * 245 + ".y")[1] == "x" * 245 + "-rayjob"
+    assert names_of(kind=JobKind.RAY_JOB, name="x" * 245 + "-" * 8)[1] == "x" * 245 + "-rayjob"
+    assert all(len(name) <= 253 for name in names_of(kind=JobKind.PYTORCH_JOB, name="x" * 253))
+
+
+def test_the_last_name_is_nobody_elses() -> None:
+    taken = {name: replace(OURS, name=name, workload_name=name) for name in ("a", "a-pytorchjob")}
+    name = name_for(kind=JobKind.PYTORCH_JOB, name="a", taken=taken)
+    assert name == names_of(kind=JobKind.PYTORCH_JOB, name="a")[2]
+    assert len({one for kind in JobKind for word in ("a", "b") for one in names_of(kind=kind, name=word)[1:]}) == 16
+
+
+def test_of_what_is_gone_nothing_stays() -> None:
+    known = KnownMonitors()
+    for number in range(3):
+        for monitor in (OURS, MINE):
+            known.keep(replace(monitor, namespace=f"ci-{number}"))
+    assert len(list(known)) == 6
+    for number in range(3):
+        for monitor in (OURS, MINE):
+            assert known.gone(f"ci-{number}", monitor.name, monitor.uid) is not None
+        assert known.gone(f"ci-{number}", OURS.name, OURS.uid) is None
+    assert not any(vars(known).values())

@@ -6,6 +6,7 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, cast
 from uuid import uuid4
 
@@ -496,6 +497,57 @@ async def test_two_kinds_of_one_name_get_two_monitors() -> None:
         )
         await life.run(2)
         assert set(life.api.of("gpumonitors")) == {"sft", "sft-rayjob"}
+
+
+async def test_a_job_gets_a_monitor_also_where_both_its_names_are_those_of_others() -> None:
+    async with living() as life:
+        for name in ("sft", "sft-pytorchjob"):
+            life.reconciler.job_seen(
+                JobKind.RAY_JOB,
+                {
+                    "metadata": metadata(name, uid=f"uid-ray-{name}"),
+                    "spec": {"rayClusterSpec": {"headGroupSpec": gpu_template(1)}},
+                },
+            )
+        await life.run(2)
+        life.job()
+        await life.run(2)
+        found = life.api.of("gpumonitors")
+        assert len(found) == 3
+        [third] = found.keys() - {"sft", "sft-pytorchjob"}
+        assert found[third]["spec"]["workloadRef"] == {
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "PyTorchJob",
+            "name": "sft",
+        }
+        assert found[third]["status"]["workload"]["uid"] == "uid-sft"
+
+
+async def test_a_monitor_that_is_held_back_from_its_deletion_is_not_made_anew_each_second() -> None:
+    async with living() as life:
+        life.job()
+        await life.run(2)
+        life.monitor["metadata"]["deletionTimestamp"] = "1970-01-01T00:20:00Z"
+        before = len(life.api.writes)
+        await life.run(60)
+        assert sum(1 for verb, _ in life.api.writes[before:] if verb == "POST") <= 7
+        del life.api.objects[next(path for path in life.api.objects if path.endswith("/gpumonitors/sft"))]
+        life.reconciler.monitor_gone("train", "sft", "made-1")
+        await life.run(11)
+        assert "deletionTimestamp" not in life.monitor["metadata"]
+
+
+async def test_jobs_that_are_over_slow_nothing_down() -> None:
+    async with living() as life:
+        life.job()
+        life.pod()
+        await life.reporting(30)
+        entry = life.reconciler._entries["uid-sft"]
+        assert entry.picture is not None and entry.picture.gpus
+        entry.picture = replace(entry.picture, gpus=[*entry.picture.gpus] * 20_000)
+        assert life.reconciler._pace() > 10
+        entry.finished = True
+        assert life.reconciler._pace() == 1.0
 
 
 async def test_a_job_without_gpus_gets_no_monitor() -> None:
