@@ -59,6 +59,8 @@ def make_command() -> "click.Command":
         the address cannot be had.
         """
         _prepare()
+        from verl_gpumonitor.stages.sources.ray_host import dashboard_url
+
         from .host_program import HostSettings
 
         settings = HostSettings(
@@ -66,6 +68,7 @@ def make_command() -> "click.Command":
             name=name or socket.gethostname(),
             interval_seconds=interval,
             ask_ray=ray,
+            ray_dashboard_url=dashboard_url(),
             marks_port=marks_port or None,
         )
         _serve(settings, address=address, port=port)
@@ -98,6 +101,8 @@ def _serve(settings: "HostSettings", *, address: str, port: int) -> NoReturn:
 
 
 def _from_environment(environ: Mapping[str, str]) -> "HostSettings":
+    from verl_gpumonitor.stages.sources.ray_host import dashboard_url
+
     from .host_program import HostSettings
     from .settings import ENV_MARKS_PORT
 
@@ -105,6 +110,7 @@ def _from_environment(environ: Mapping[str, str]) -> "HostSettings":
         namespace=environ.get(wiring.ENV_POD_NAMESPACE) or NAMESPACE,
         name=environ.get(wiring.ENV_POD_NAME) or socket.gethostname(),
         interval_seconds=float(environ.get(wiring.ENV_SAMPLE_INTERVAL) or 1.0),
+        ray_dashboard_url=dashboard_url(environ.get(wiring.ENV_RAY_DASHBOARD_URL)),
         marks_port=int(environ.get(ENV_MARKS_PORT) or wiring.MARKS_PORT) or None,
     )
 

@@ -3,7 +3,8 @@
 """The sidecar's parts put together for a whole host: no pod, no controller, and all GPUs are its own.
 
 How many these are is known when the driver first shows them. Until then, and where there is no driver, the loop runs
-with one GPU that is looked for and not found, which is what the metrics then say.
+with one GPU that is looked for and not found, which is what the metrics then say. Stages are those of the job on the
+GPUs (`host_job`): a host may run other programs.
 """
 
 import os
@@ -17,10 +18,13 @@ import msgspec
 
 from verl_gpumonitor import __version__
 from verl_gpumonitor.model.samples import HostSample, NodeSample, RayAgentSample
+from verl_gpumonitor.model.stages import StageWord
 from verl_gpumonitor.reading.machine import MachineReader
 from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings
+from verl_gpumonitor.stages.cluster import RayHost
 from verl_gpumonitor.stages.sources.marks import MarkReceiver
 from verl_gpumonitor.stages.sources.ray_agent import AgentStages
+from verl_gpumonitor.stages.sources.ray_host import DASHBOARD_URL, own_nodes
 from verl_gpumonitor.stages.sources.ray_jobs import RayJobs
 from verl_gpumonitor.stages.sources.ray_state import RayState
 from verl_gpumonitor.stages.sources.titles import Titles
@@ -28,16 +32,16 @@ from verl_gpumonitor.stages.sources.titles import Titles
 from . import endpoint, exposition
 from .exporter import Page
 from .exports import Exports, Identity
+from .host_job import HostJob, JobStages
 from .join import Terms
 from .journal import Journal, write_stderr
 from .loop import Loop
-from .program import CALL_LIMIT_SECONDS, own_use, read_page
+from .program import CALL_LIMIT_SECONDS, PROCESSES_INTERVAL_SECONDS, own_use, read_page
 from .ray_watch import RayView, RayWatch
 from .stage_watch import StageWatch
 from .staging import Context
 
 RAY_METRICS_URL: Final = "http://127.0.0.1:8080/metrics"
-RAY_DASHBOARD_URL: Final = "http://127.0.0.1:8265"
 SHM_PATH: Final = "/dev/shm"  # noqa: S108 - it is measured, nothing is written
 MACHINE_SECONDS: Final = 5.0
 """Pace at which the host's memory is read."""
@@ -56,6 +60,7 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True):
     interval_seconds: float = 1.0
     ask_ray: bool = True
     """Ask Ray's servers on localhost for stages."""
+    ray_dashboard_url: str = DASHBOARD_URL
     marks_port: int | None = None
     """UDP port on localhost; None: marks are not received."""
 
@@ -66,9 +71,18 @@ class HostFacts:
     Ray's word on GPUs is left out. It may have been given some of the host's GPUs alone, and all are ours.
     """
 
-    def __init__(self, ray: RayWatch | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        ray: RayWatch | None,
+        *,
+        is_the_jobs: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`is_the_jobs`: whether Ray is. While it is not, what it said before is all that it said."""
         self._ray = ray
+        self._is_the_jobs = is_the_jobs
         self._clock = clock
+        self._stages: StageWord | None = None
         self._machine = MachineReader()
         self._memory = HostSample()
 
@@ -80,13 +94,28 @@ class HostFacts:
             self._memory = HostSample(
                 taken_at=now, memory_used_bytes=read.memory_used_bytes, memory_limit_bytes=read.memory_total_bytes
             )
-        stages = self._ray.latest().stages if self._ray else None
-        return RayView(agent=RayAgentSample(host=self._memory), stages=stages)
+        if self._ray is not None and self._is_the_jobs():
+            self._stages = self._ray.latest().stages
+        return RayView(agent=RayAgentSample(host=self._memory), stages=self._stages)
 
     def set_needed(self, needed: bool) -> None:
         """Say whether names are wanted of Ray."""
         if self._ray is not None:
             self._ray.set_needed(needed)
+
+
+class HostState(RayState):
+    """Ray's State API, of whose nodes one is this host by whatever address: Ray may have chosen another one than we."""
+
+    _own: tuple[tuple[RayHost, ...], str | None] = ((), None)
+    """Nodes of a list, and the address of the one that is this host."""
+
+    def word(self, now_unix: float, node_ip: str) -> StageWord:
+        """Return the word on this host; `node_ip` is believed while none is known to be it."""
+        if self._own[0] is not self.hosts:
+            here = own_nodes(self.hosts)
+            self._own = self.hosts, next((host.ip for host in self.hosts if host.node_id in here), None)
+        return super().word(now_unix, self._own[1] or node_ip)
 
 
 class Host:
@@ -108,12 +137,16 @@ class Host:
                 interval_seconds=settings.interval_seconds,
                 memory_interval_seconds=settings.interval_seconds / 2,
                 call_limit_seconds=CALL_LIMIT_SECONDS,
+                processes_interval_seconds=PROCESSES_INTERVAL_SECONDS,
             )
         )
+        self._job = HostJob(self._sampler.latest, journal=self._journal)
         self._ray = self._make_ray_watch()
-        self._facts = HostFacts(self._ray)
-        self._stages = self._make_stage_watch()
-        self._marks = MarkReceiver(settings.marks_port) if settings.marks_port else None
+        self._watch = self._make_stage_watch()
+        self._stages = JobStages(self._watch, self._job.processes)
+        self._facts = HostFacts(self._ray, is_the_jobs=lambda: self._stages.has_ray)
+        wanted = self._job.processes.is_the_jobs
+        self._marks = MarkReceiver(settings.marks_port, wanted=wanted) if settings.marks_port else None
         self._gpus = 1
         self._loop = self._make_loop()
         self._page = Page(self._exports, keep_seconds=min(1.0, settings.interval_seconds))
@@ -121,7 +154,7 @@ class Host:
     def run(self, listener: socket.socket, ending: Sequence[signal.Signals]) -> NoReturn:
         """Serve until one of the signals, which are blocked in all threads; then exit with 0."""
         endpoint.Endpoint(listener, {"/metrics": self._metrics, "/healthz": self._health}).start()
-        for part in (self._sampler, self._ray, self._stages):
+        for part in (self._sampler, self._job, self._ray, self._watch):
             if part is not None:
                 part.start()
         while signal.sigtimedwait(ending, self._settings.interval_seconds) is None:
@@ -169,9 +202,10 @@ class Host:
         """Titles of processes can always be read here; what Ray says, if it may be asked."""
         state = jobs = None
         if self._settings.ask_ray:
-            jobs = RayJobs(RAY_DASHBOARD_URL)
-            state = RayState(RAY_DASHBOARD_URL, jobs=jobs)
-        return StageWatch(state=state, jobs=jobs, titles=Titles(), own_ip=own_address(), journal=self._journal)
+            jobs = RayJobs(self._settings.ray_dashboard_url)
+            state = HostState(self._settings.ray_dashboard_url, jobs=jobs)
+        titles = Titles(wanted=self._job.processes.has)
+        return StageWatch(state=state, jobs=jobs, titles=titles, own_ip=own_address(), journal=self._journal)
 
     def _exports(self) -> Exports:
         return Exports(identity=self._identity, state=self._loop.state, use=own_use())

@@ -127,7 +127,7 @@ def _receiver(processes: Processes | None) -> MarkReceiver:
 
     Where the port is another's, marks are not in the trace; it is tried again now and then.
     """
-    receiver = MarkReceiver(wanted=lambda mark: processes is None or processes.is_the_jobs(mark.pid))
+    receiver = MarkReceiver(wanted=None if processes is None else processes.is_the_jobs)
     if receiver.problem:
         _say(f"marks of training programs are not recorded, somebody else receives them: {receiver.problem}")
     return receiver

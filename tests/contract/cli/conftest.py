@@ -9,10 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import simgpu
+
+from tests.contract.cli.neighbours import hold
+from tests.contract.sidecar.ray import Ray
 
 FAKE = Path(__file__).parents[2] / "fakenvml"
 ENDS_SECONDS = 30.0
@@ -87,3 +91,19 @@ def host(library: Path, tmp_path: Path) -> Host:
 def bare_host(tmp_path: Path) -> Host:
     """A machine without a driver."""
     return Host(library=tmp_path / "nothing", file=simgpu.init(tmp_path / "state", gpus=4))
+
+
+@pytest.fixture
+def holder(host: Host, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    """A process on a GPU of the host, with a child whose title is the parameter."""
+    process = hold(host.file.path, request.param)
+    yield process
+    process.communicate("\n\n", timeout=10)
+
+
+@pytest.fixture
+def ray() -> Iterator[Ray]:
+    """Ray's servers, which answer nothing yet."""
+    running = Ray()
+    yield running
+    running.close()

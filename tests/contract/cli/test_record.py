@@ -11,13 +11,24 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import simgpu
 
 from tests.contract.cli.conftest import FAKE, Host
+from tests.contract.cli.neighbours import (
+    UPDATE,
+    go_on,
+    line_of,
+    listing,
+    mark,
+    only_if_told_apart,
+    run_a_job,
+    strangers,
+    tasks_page,
+)
 from tests.contract.sidecar.ray import Ray
 from verl_gpumonitor.cli.recording.ray import RayWatch
 from verl_gpumonitor.cli.recording.recorder import TURN_SECONDS, Recorder, Sources
@@ -44,7 +55,6 @@ from verl_gpumonitor.stages.sources.marks import MarkReceiver, MarkSender
 pytestmark = pytest.mark.slow
 
 GIB = 2**30
-UPDATE = "WorkerDict.actor_rollout_ref_update_actor"
 QUIET = ("--ray", "off", "--no-marks", "--no-proc")
 """Other programs on the machine that runs the tests are nobody's business."""
 
@@ -189,34 +199,6 @@ def test_without_a_driver_it_says_so_and_writes_nothing(bare_host: Host, tmp_pat
 # --- stages ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def ray() -> Iterator[Ray]:
-    running = Ray()
-    yield running
-    running.close()
-
-
-def tasks_page(*names: str, begin: float) -> bytes:
-    """The State API's answer."""
-    tasks = [
-        {
-            "task_id": f"t-{name}-{begin}",
-            "name": name,
-            "node_id": "n1",
-            "actor_id": "a1",
-            "job_id": "01",
-            "worker_pid": 4711,
-            "start_time_ms": int(begin * 1000),
-        }
-        for name in names
-    ]
-    return json.dumps({"data": {"result": {"result": tasks, "num_filtered": len(tasks)}}}).encode()
-
-
-def listing(*items: dict[str, object]) -> bytes:
-    return json.dumps({"data": {"result": {"result": list(items), "num_filtered": len(items)}}}).encode()
-
-
 def test_tasks_and_the_job_come_from_rays_dashboard(host: Host, ray: Ray, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl.gz"
     ray.pages["/api/v0/tasks"] = tasks_page(begin=time.time())
@@ -271,44 +253,6 @@ def titles_of(pid: int, records: list[Record]) -> list[TitleLine]:
     return [line for line in records if isinstance(line, TitleLine) and line.pid == pid]
 
 
-HOLDER = """
-import subprocess, sys, simgpu
-simgpu.Gpu(0).hold()
-worker = subprocess.Popen(["bash", "-c", "exec -a %s sleep 60"])
-print(worker.pid, flush=True)
-sys.stdin.readline()
-worker.kill()
-worker.wait()
-sys.stdin.readline()
-"""
-"""A process on a GPU, and its child, which ends when a line comes."""
-
-
-@pytest.fixture
-def holder(host: Host, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "FAKENVML_STATE": str(host.file.path), "PYTHONPATH": str(Path(simgpu.__file__).parent)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER % request.param],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    yield process
-    process.communicate("\n\n", timeout=10)
-
-
-def line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def go_on(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
 @pytest.mark.parametrize("holder", [f"ray::{UPDATE}"], indirect=True)
 def test_titles_of_ray_and_engines_come_from_proc(host: Host, holder: subprocess.Popen[str], tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl.gz"
@@ -324,42 +268,26 @@ def test_titles_of_ray_and_engines_come_from_proc(host: Host, holder: subprocess
     ]
 
 
-MARKING = """
-from verl_gpumonitor.stages.sources.marks import MarkSender
-MarkSender(environ={}).begin("gen", role="rollout", step=3)
-"""
-
-
 @pytest.mark.parametrize("holder", ["VLLM::EngineCore"], indirect=True)
 def test_another_job_of_the_host_is_not_in_the_record(
     host: Host, holder: subprocess.Popen[str], ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver, workers, marks and a dashboard of somebody who holds no GPU here."""
-    if str(Path("/proc/self/ns/pid").readlink()) != "pid:[4026531836]":
-        pytest.skip("the tests run in a container, in which all processes are one job's")
+    only_if_told_apart()
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", ray.url)
     host = Host(library=FAKE / "build", file=host.file)
-    command = "python3 -m verl.trainer.main_ppo a=b"
-    ray.pages["/api/v0/tasks"] = tasks_page(UPDATE, begin=time.time())
-    ray.pages["/api/v0/nodes"] = listing({"node_id": "n1", "node_ip": "10.9.9.9", "resources_total": {"GPU": 4}})
-    entry = {"job_id": "01", "submission_id": "raysubmit_x", "status": "RUNNING", "entrypoint": command}
-    ray.pages["/api/jobs/"] = json.dumps([{**entry, "start_time": 1}]).encode()
+    run_a_job(ray)
     worker = int(line_of(holder))
     path = tmp_path / "run.jsonl.gz"
-    titled = f"exec -a ray::{UPDATE.replace('actor_rollout_ref_update_actor', 'ref_compute_ref_log_prob')} sleep 60"
-    leading = "exec -a python3 bash -c 'sleep 60; :' -m verl.trainer.main_ppo a=b"
-    strangers = [subprocess.Popen(["bash", "-c", line]) for line in (titled, leading)]
-    process = host.popen("record", "-o", str(path), "-l", "0.5")
-    try:
-        wait_for(path, lambda records: bool(titles_of(worker, records)))
-        ray.wait_until_asked("/api/jobs/")
-        subprocess.run([sys.executable, "-c", MARKING], check=True)
-        time.sleep(3 * TURN_SECONDS)
-    finally:
-        finish(process)
-        for stranger in strangers:
-            stranger.kill()
-            stranger.wait()
+    with strangers():
+        process = host.popen("record", "-o", str(path), "-l", "0.5")
+        try:
+            wait_for(path, lambda records: bool(titles_of(worker, records)))
+            ray.wait_until_asked("/api/jobs/")
+            mark()
+            time.sleep(3 * TURN_SECONDS)
+        finally:
+            finish(process)
     header, records = read(path)
     assert (header.entrypoint, header.notes) == (None, None)
     assert header.workload is not None

@@ -17,13 +17,17 @@ import pytest
 import simgpu
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.contract.cli.conftest import Host
+from tests.contract.cli.conftest import FAKE, Host
+from tests.contract.cli.neighbours import UPDATE, go_on, line_of, mark, only_if_told_apart, run_a_job, strangers
+from tests.contract.sidecar.ray import Ray
 from verl_gpumonitor import ResourceMonitor
 from verl_gpumonitor.stages.sources.mark_sender import ENV_MARKS_PORT
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 ENDS_WITHIN_SECONDS = 2.0
 """It ends within a second by itself; the tests' machine is shared by several of them at once."""
+SETTLED_SECONDS = 7.0
+"""What is decided is counted each 5 s."""
 ALONE = ("--no-ray", "--marks-port", "0")
 
 
@@ -107,16 +111,77 @@ def test_memory_is_the_hosts(host: Host, serve: Serve) -> None:
     assert found["gpumonitor_host_shm_size_bytes"][0][1] > 0
 
 
-def test_marks_of_a_program_become_stages(host: Host, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def stages(found: Samples) -> set[str]:
+    """Stages that run, by the metrics."""
+    return {labels["stage"] for labels, _ in found.get("gpumonitor_stage_info", [])}
+
+
+def source(found: Samples) -> str:
+    return found["gpumonitor_stage_source_info"][0][0]["source"]
+
+
+@pytest.fixture
+def marks_port(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A free port, to which programs that the test starts send their marks."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    exporter = serve(host, "--no-ray", "--marks-port", str(port))
-    exporter.wait(lambda found: gpus_up(found) == 4)
+        port: int = free.getsockname()[1]
     monkeypatch.setenv(ENV_MARKS_PORT, str(port))
+    return port
+
+
+def test_marks_of_a_program_become_stages(host: Host, serve: Serve, marks_port: int) -> None:
+    """Also of a stage that began before the program was on a GPU."""
+    exporter = serve(host, "--no-ray", "--marks-port", str(marks_port))
+    exporter.wait(lambda found: gpus_up(found) == 4)
     with ResourceMonitor(interval=60) as monitor, monitor.stage("gen", role="rollout", step=1):
-        exporter.wait(lambda found: "gen" in {labels["stage"] for labels, _ in found.get("gpumonitor_stage_info", [])})
-    assert exporter.samples()["gpumonitor_stage_source_info"][0][0]["source"] == "marks"
+        time.sleep(1.0)
+        assert "gen" not in stages(exporter.samples())
+        with simgpu.Gpu(0, state=host.file.path) as gpu:
+            gpu.hold()
+            found = exporter.wait(lambda found: "gen" in stages(found))
+    assert source(found) == "marks"
+
+
+@pytest.mark.parametrize("holder", ["VLLM::EngineCore"], indirect=True)
+def test_another_job_of_the_host_is_not_counted(
+    host: Host, serve: Serve, holder: subprocess.Popen[str], ray: Ray, marks_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver, workers, marks and a dashboard of somebody who holds no GPU here."""
+    only_if_told_apart()
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", ray.url)
+    host = Host(library=FAKE / "build", file=host.file)
+    run_a_job(ray)
+    line_of(holder)
+    with strangers():
+        exporter = serve(host, "--marks-port", str(marks_port))
+        exporter.wait(lambda found: gpus_up(found) == 4)
+        mark()
+        for _ in range(2):
+            ray.wait_until_asked("/api/v0/tasks")
+        end = time.monotonic() + SETTLED_SECONDS
+        while time.monotonic() < end:
+            assert stages(exporter.samples()) <= {"other", "unknown"}
+            time.sleep(0.2)
+        counted = exporter.samples().get("gpumonitor_stage_seconds_total", [])
+    assert {labels["stage"] for labels, _ in counted} <= {"other", "unknown"}
+
+
+@pytest.mark.parametrize("holder", [f"ray::{UPDATE}"], indirect=True)
+def test_of_several_jobs_the_one_on_the_gpus_is_counted(
+    host: Host, serve: Serve, holder: subprocess.Popen[str], ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it ends, and whatever a dashboard says after that."""
+    only_if_told_apart()
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", ray.url)
+    host = Host(library=FAKE / "build", file=host.file)
+    run_a_job(ray)
+    line_of(holder)
+    with strangers():
+        exporter = serve(host, "--marks-port", "0")
+        exporter.wait(lambda found: stages(found) == {"update_actor"})
+        go_on(holder)
+        exporter.wait(lambda found: not stages(found) - {"other", "unknown"}, seconds=30.0)
 
 
 def test_a_lost_gpu_is_shown_as_lost(host: Host, serve: Serve) -> None:

@@ -14,10 +14,9 @@ import pytest
 from verl_gpumonitor.cli.recording.file import TraceFile
 from verl_gpumonitor.cli.recording.gpus import GpuLines
 from verl_gpumonitor.cli.recording.jobs import FollowedJob
-from verl_gpumonitor.cli.recording.kin import holders_of
 from verl_gpumonitor.cli.recording.order import InOrder
 from verl_gpumonitor.cli.recording.processes import UNLISTED, Processes
-from verl_gpumonitor.cli.recording.ray import RayNews, RayWatch, dashboard_url, running_names
+from verl_gpumonitor.cli.recording.ray import RayNews, RayWatch, running_names
 from verl_gpumonitor.cli.recording.recorder import Recorder, Sources
 from verl_gpumonitor.cli.recording.spans import Spans
 from verl_gpumonitor.cli.times import seconds
@@ -28,6 +27,9 @@ from verl_gpumonitor.model.trace import JobLine, NvmlLine, StepLine, XidLine
 from verl_gpumonitor.model.vocabulary import GpuState, UnavailableReason
 from verl_gpumonitor.reading.machine import MachineReader
 from verl_gpumonitor.stages.cluster import ClusterMap, RayActor, RayTask
+from verl_gpumonitor.stages.sources.job_processes import UNLISTED_SECONDS
+from verl_gpumonitor.stages.sources.kin import holders_of
+from verl_gpumonitor.stages.sources.ray_host import dashboard_url
 
 GIB = 2**30
 UPDATE = "ray::WorkerDict.actor_rollout_ref_update_actor"
@@ -370,7 +372,7 @@ def other_pods_ray(proc: Proc) -> None:
 def looked(processes: Processes, *holders: int, listed: bool = True) -> set[int]:
     """Look at /proc while these hold the GPUs; return whose titles are told."""
     processes.on_gpus(frozenset(holders) if listed else None)
-    return {new.pid for new in processes.titles(0.0)}
+    return {new.pid for now in (0.0, UNLISTED_SECONDS) for new in processes.titles(now)}
 
 
 def said(processes: Processes) -> tuple[str | None, str | None]:
@@ -551,7 +553,11 @@ def test_a_ray_of_which_no_process_is_in_sight(
     sources = Sources(
         node=lambda: NodeSample(gpus=(held,)), machine=MachineReader(), processes=Processes(proc.path), ray=watch
     )
-    recorder = Recorder(sources, interval=1.0, pod="h")
+    now = 0.0
+    recorder = Recorder(sources, interval=1.0, pod="h", clock=lambda: now)
+    recorder.turn()
+    assert recorder.header().entrypoint is None, "a list may be some seconds old"
+    now = UNLISTED_SECONDS
     recorder.turn()
     header = recorder.header()
     assert header.entrypoint == command

@@ -12,7 +12,14 @@ import pytest
 
 from verl_gpumonitor.model.marks import MarkScope
 from verl_gpumonitor.stages.sources.mark_sender import Whereabouts, whereabouts
-from verl_gpumonitor.stages.sources.marks import MAX_TAKEN, MarkReceiver, MarkSender
+from verl_gpumonitor.stages.sources.marks import (
+    HELD_AGAIN_SECONDS,
+    HELD_SECONDS,
+    MAX_HELD,
+    MAX_TAKEN,
+    MarkReceiver,
+    MarkSender,
+)
 
 GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 
@@ -208,3 +215,41 @@ def test_host_memory_and_gpus_reach_the_sidecar(receiver: MarkReceiver) -> None:
 )
 def test_whereabouts(environ: dict[str, str], expected: Whereabouts) -> None:
     assert whereabouts(environ) == expected
+
+
+def test_marks_of_a_process_that_is_not_known_yet_are_held() -> None:
+    """A job may begin a stage before it is on a GPU; what it marks then counts once it is."""
+    wanted: set[int] = set()
+    now, at = time.time(), 1000.0
+    receiver = MarkReceiver(0, monotonic=lambda: at, wanted=wanted.__contains__)
+    sender = sender_to(receiver)
+    sender.begin("gen")
+    assert receiver.words(now) == ()
+    at += HELD_AGAIN_SECONDS
+    now += HELD_SECONDS / 2
+    assert receiver.words(now) == ()
+    wanted.add(os.getpid())
+    assert receiver.words(now) == (), "it is asked anew now and then alone"
+    at += HELD_AGAIN_SECONDS
+    [word] = receiver.words(now)
+    assert [(each.stage, each.end) for each in word.intervals] == [("gen", None)]
+    sender.close()
+    receiver.close()
+
+
+def test_of_strangers_marks_some_are_held_for_some_time() -> None:
+    at, now = 1000.0, time.time()
+    receiver = MarkReceiver(0, monotonic=lambda: at, wanted=lambda _: False)
+    sender = sender_to(receiver)
+    for _ in range(3):
+        for _ in range(MAX_HELD // 4):
+            with sender.stage("gen"):
+                pass
+        receiver.poll(now)
+    assert len(receiver._held) == MAX_HELD
+    at += HELD_AGAIN_SECONDS
+    receiver.poll(now + HELD_SECONDS + 1)
+    assert len(receiver._held) == 0
+    assert receiver.taken == 0
+    sender.close()
+    receiver.close()

@@ -283,3 +283,16 @@ def test_nothing_is_listed_while_nothing_is_new(proc: FakeProc, monkeypatch: pyt
     for at in range(10, 10 + 2 * LIST_ANYWAY_SCANS + 1):
         titles.observe(at)
     assert listed.call_count == 3
+
+
+def test_titles_of_others_do_not_count(proc: FakeProc) -> None:
+    """On a whole host, where others have processes of Ray, too."""
+    proc.put(20, "ray::WorkerDict", UPDATE)
+    proc.put(21, "ray::WorkerDict", SAVE)
+    wanted: set[int] = {20}
+    titles = Titles(proc.root, ticks_per_second=100, wanted=wanted.__contains__)
+    titles.observe(10)
+    assert [(stage, pid) for stage, pid, *_ in stages(titles, 10)] == [("update_actor", 20)]
+    wanted.clear()
+    titles.observe(11)
+    assert titles.word(11).known_until == titles.word(11).known_from, "nobody vouches for a job that is not there"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from verl_gpumonitor.model.report import RayJobInfo
+from verl_gpumonitor.stages.sources.ray_jobs import ALIVE, only_alive
 
 PHASES: Final = {
     "PENDING": "Pending",
@@ -15,7 +16,6 @@ PHASES: Final = {
     "STOPPED": "Stopped",
 }
 """Ray's word on a job -> the trace's."""
-_ALIVE: Final = ("PENDING", "RUNNING")
 
 
 class PhaseChange(NamedTuple):
@@ -38,7 +38,7 @@ class FollowedJob:
     def look(self, infos: Sequence[RayJobInfo]) -> PhaseChange | None:
         """Take the list, the newest first; says what changed."""
         own = None if self.info is None else next((info for info in infos if _same(info, self.info)), None)
-        if own is None or own.status not in _ALIVE:
+        if own is None or own.status not in ALIVE:
             ended = self._told(own) if own is not None else None
             if ended is not None:
                 return ended  # The next one is met at the next look.
@@ -58,12 +58,6 @@ class FollowedJob:
         self.phase = phase
         name = f"Ray job {info.submission_id}" if info.submission_id else "the driver's Ray job"
         return PhaseChange(phase, f"{name} is {info.status}")
-
-
-def only_alive(infos: Sequence[RayJobInfo]) -> RayJobInfo | None:
-    """Return the job that is alive; None where there is none, or more than one."""
-    alive = [info for info in infos if info.status in _ALIVE]
-    return alive[0] if len(alive) == 1 else None
 
 
 def _same(one: RayJobInfo, other: RayJobInfo) -> bool:

@@ -6,8 +6,6 @@ The State API is asked first. It is the job's own server, so no more often than 
 the metrics agent may know names, without processes.
 """
 
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +23,7 @@ from verl_gpumonitor.stages.names import classify
 from verl_gpumonitor.stages.pace import Pace
 from verl_gpumonitor.stages.sources import ray_agent
 from verl_gpumonitor.stages.sources.ray_api import RayApiError, parse_actors, parse_hosts, parse_tasks
+from verl_gpumonitor.stages.sources.ray_host import dashboard_url, is_ours, own_nodes
 from verl_gpumonitor.stages.sources.ray_jobs import RayJobs
 from verl_gpumonitor.stages.sources.ray_state import (
     ACTORS_PATH,
@@ -37,11 +36,9 @@ from verl_gpumonitor.stages.sources.ray_state import (
 )
 from verl_gpumonitor.stages.tables import Kind
 
-DASHBOARD_URL: Final = "http://127.0.0.1:8265"
 AGENT_URL: Final = "http://127.0.0.1:8080/metrics"
 TARGETS_FILE: Final = Path("/tmp/ray/prom_metrics_service_discovery.json")  # noqa: S108 - Ray's own
 """Where a Ray head writes the addresses of all metrics agents, for Prometheus."""
-ENV_DASHBOARD: Final = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 LISTS_SECONDS: Final = 10.0
 AGENT_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 10.0
@@ -130,23 +127,6 @@ def running_names(tasks: Iterable[RayTask], cluster: ClusterMap) -> list[Running
     return list(found.values())
 
 
-def own_nodes(hosts: Sequence[RayHost]) -> frozenset[str]:
-    """Return the ids of the Ray nodes on this host: the only one there is, or those with an address of ours."""
-    if len(hosts) == 1:
-        return frozenset(host.node_id for host in hosts)
-    return frozenset(host.node_id for host in hosts if _is_ours(host.ip))
-
-
-def _is_ours(address: str) -> bool:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))
-    except OSError:
-        return False
-    return True
-
-
 class AgentNames:
     """Asks Ray's metrics agent for the names of what runs."""
 
@@ -190,7 +170,7 @@ def agent_urls(targets: Path = TARGETS_FILE) -> list[str]:
     except (OSError, msgspec.DecodeError):
         groups = []
     written = [target for group in groups for target in group.get("targets", ())]
-    ours = [target for target in written if _is_ours(target.rpartition(":")[0].strip("[]"))]
+    ours = [target for target in written if is_ours(target.rpartition(":")[0].strip("[]"))]
     return [AGENT_URL, *(f"http://{target}/metrics" for target in ours[:4])]
 
 
@@ -286,12 +266,6 @@ class _VersionAnswer(msgspec.Struct):
 
 
 _Version: Final = msgspec.json.Decoder(_VersionAnswer)
-
-
-def dashboard_url(url: str | None) -> str:
-    """Return the dashboard's address: as given, as Ray's own environment variables have it, or the usual one."""
-    known = [url, *(os.environ.get(name) for name in ENV_DASHBOARD)]
-    return next((found.rstrip("/") for found in known if found and found.startswith("http://")), DASHBOARD_URL)
 
 
 def _read(url: str) -> bytes:

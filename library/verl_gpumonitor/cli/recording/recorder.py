@@ -29,12 +29,12 @@ from verl_gpumonitor.model.trace import (
 )
 from verl_gpumonitor.reading.host import shared_memory
 from verl_gpumonitor.reading.machine import MachineReader
+from verl_gpumonitor.stages.sources.kin import holders_of
 from verl_gpumonitor.stages.sources.mark_book import StepSpan
 from verl_gpumonitor.stages.sources.marks import MarkReceiver
 
 from .gpus import GpuLines
-from .jobs import FollowedJob, only_alive
-from .kin import holders_of
+from .jobs import FollowedJob
 from .order import InOrder
 from .processes import Processes
 from .ray import RayNews, RayWatch
@@ -218,11 +218,9 @@ class Recorder:
             self._add(JobLine(t=self._t(), phase=phase.phase, message=phase.message))
 
     def _is_ours(self, ray: RayWatch) -> bool:
-        """Say whether Ray's servers are the job's: named by the user, seen on the GPUs, or all that is to be seen."""
+        """Say whether Ray's servers are the job's: named by the user, or by what the processes show."""
         processes = self._sources.processes
-        if ray.named or processes is None or processes.sees_ray:
-            return True
-        return processes.sees_nobody and only_alive(ray.latest().jobs) is not None
+        return ray.named or processes is None or processes.has_ray(ray.latest().jobs)
 
     def _look_at_marks(self) -> None:
         marks = self._sources.marks

@@ -10,6 +10,7 @@ pod's, and goes nowhere.
 
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -26,6 +27,12 @@ __all__ = ["EVERY_NODE", "STEP", "MarkReceiver", "MarkScope", "MarkSender", "Ste
 MAX_TAKEN: Final = 512
 """Datagrams taken at one look. More than the kernel keeps for us, and a bound against a flood."""
 BIND_AGAIN_SECONDS: Final = 30.0
+MAX_HELD: Final = 512
+"""Marks that are held of processes whose marks are not wanted: it may be found later that they are."""
+HELD_SECONDS: Final = 600.0
+"""So long a mark is held: a job may mark for minutes before it is on a GPU."""
+HELD_AGAIN_SECONDS: Final = 2.0
+"""Pace at which it is asked anew whether held marks are wanted."""
 _BUFFER_BYTES: Final = 1 << 18
 
 
@@ -41,16 +48,20 @@ class MarkReceiver:
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        wanted: Callable[[Mark], bool] = lambda _: True,
+        wanted: Callable[[int], bool] | None = None,
     ) -> None:
         """Bind the port on localhost, if it is free; else try again now and then. 0 takes a free one.
 
-        `wanted`: says whether a mark's process is one of those whose marks are taken; other marks count for nothing.
+        `wanted`: says whether a process, by its pid as it says it, is one of those whose marks are taken. Marks of
+        others count for nothing, and are held for a while, lest what began before this was known be lost. None: all.
         """
         self._port = port
         self._clock = clock
         self._monotonic = monotonic
         self._wanted = wanted
+        self._held: deque[tuple[Mark, float]] = deque(maxlen=MAX_HELD)
+        """Marks that are not wanted so far, and when they came."""
+        self._held_due = float("-inf")
         self._book = MarkBook()
         self._socket: socket.socket | None = None
         self._bind_at = monotonic()
@@ -82,6 +93,8 @@ class MarkReceiver:
             self._bind()
         if self._socket is None:
             return 0
+        if self._held and self._monotonic() >= self._held_due:
+            self._look_at_held(now)
         for count in range(MAX_TAKEN):
             try:
                 datagram = self._socket.recv(MAX_MARK_BYTES + 1)
@@ -90,9 +103,22 @@ class MarkReceiver:
             mark = decode(datagram)
             if mark is None:
                 self.foreign += 1
-            elif self._wanted(mark):
+            elif self._wanted is None or self._wanted(mark.pid):
                 self._book.observe(mark, now)
+            else:
+                self._held.append((mark, now))
         return MAX_TAKEN
+
+    def _look_at_held(self, now: float) -> None:
+        """Take in the held marks of processes that are wanted by now; let go of what is held too long."""
+        self._held_due = self._monotonic() + HELD_AGAIN_SECONDS
+        wanted = {pid for pid in {mark.pid for mark, _ in self._held} if self._wanted is None or self._wanted(pid)}
+        held, self._held = self._held, deque(maxlen=MAX_HELD)
+        for mark, came in held:
+            if mark.pid in wanted:
+                self._book.observe(mark, came)
+            elif now - came <= HELD_SECONDS:
+                self._held.append((mark, came))
 
     def word(self, now_unix: float) -> StageWord:
         """Return what holds for the own pod; see `MarkBook.word`."""

@@ -25,6 +25,8 @@ MAX_KNOWN: Final = 512
 """Jobs whose ids are kept."""
 MAX_SEEN: Final = 4096
 """Names of tasks that are remembered as looked at; a job has some dozens."""
+ALIVE: Final = ("PENDING", "RUNNING")
+"""Ray's words for a job that is not over."""
 
 _LORA: Final = re.compile(
     r"\bactor_rollout_ref\.model\.(?:lora_rank=[\"']?0*[1-9]|lora\.rank=[\"']?0*[1-9]|lora_adapter_path=(?!null\b|[\s\"']))"
@@ -92,6 +94,12 @@ def newest(entries: Sequence[RayJobEntry]) -> list[RayJobEntry]:
     """Return the newest jobs first, bounded. One that has not started comes before all that have."""
     ordered = sorted(entries, key=lambda entry: float("inf") if entry.started_at is None else entry.started_at)
     return ordered[::-1][:MAX_KNOWN]
+
+
+def only_alive(infos: Sequence[RayJobInfo]) -> RayJobInfo | None:
+    """Return the job that is alive; None where there is none, or more than one."""
+    alive = [info for info in infos if info.status in ALIVE]
+    return alive[0] if len(alive) == 1 else None
 
 
 def info(entry: RayJobEntry, ray_names: Iterable[str] = ()) -> RayJobInfo:

@@ -126,6 +126,11 @@ class RayState:
         return self._pace.seconds
 
     @property
+    def hosts(self) -> tuple[RayHost, ...]:
+        """Nodes of the cluster as they were listed last."""
+        return self._hosts
+
+    @property
     def trouble(self) -> Trouble | None:
         """What keeps this source from being used, or from being better; None while all is well."""
         if self._trouble is None and self._pace.seconds > MANNER.gap_seconds:

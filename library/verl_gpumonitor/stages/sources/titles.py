@@ -13,6 +13,7 @@ A pod may have hundreds of processes, of which a few dozen matter: what has long
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -95,8 +96,14 @@ def parse_title(cmdline: bytes) -> str:
 class Titles:
     """Scans /proc, and turns scans into the word on this pod."""
 
-    def __init__(self, proc: Path = PROC, *, ticks_per_second: int | None = None) -> None:
-        """`proc`: of the pod's process namespace. `ticks_per_second`: None asks the system."""
+    def __init__(
+        self, proc: Path = PROC, *, ticks_per_second: int | None = None, wanted: Callable[[int], bool] | None = None
+    ) -> None:
+        """`proc`: of the pod's process namespace. `ticks_per_second`: None asks the system.
+
+        `wanted`: says whether a process, by its pid, is one of those whose titles count; None: all.
+        """
+        self._wanted = wanted
         self._files = ProcFiles(proc)
         self._ticks = ticks_per_second or os.sysconf("SC_CLK_TCK")
         self._processes: dict[int, _Process] = {}
@@ -118,6 +125,8 @@ class Titles:
         self._scan(at)
         titled = [pid for pid in self._watched if self._processes[pid].title]
         ours = [pid for pid in titled if self._is_live(pid, raylet=self._raylet)]
+        if self._wanted is not None:
+            ours = [pid for pid in ours if self._wanted(pid)]
         if not any(self._processes[pid].title.startswith("ray::") for pid in ours):
             self._book.interrupt()
             return False

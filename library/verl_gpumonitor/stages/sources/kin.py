@@ -4,7 +4,7 @@
 
 Who holds one does, who began it or was begun by it, and whoever is in one container with it. A host may run other jobs:
 other pods of the node, a cluster of Ray without a GPU, somebody's tests. Their commands and stages are not those of the
-record. A process without any such tie is a stranger, even if it has the right name.
+GPUs. A process without any such tie is a stranger, even if it has the right name.
 """
 
 import re
@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 
 from verl_gpumonitor.model.samples import NodeSample
 from verl_gpumonitor.model.vocabulary import GpuState
-from verl_gpumonitor.stages.sources.titles import PROC, ProcessStat, parse_stat
+
+from .titles import PROC, ProcessStat, parse_stat
 
 UNLISTED_BYTES: Final = 2**30
 """Memory that a GPU has in use, and no process listed on it: the driver shows them not to us. Below, it may be its own
@@ -45,7 +46,10 @@ def holders_of(node: NodeSample) -> frozenset[int] | None:
 
 
 class Kin:
-    """Tells the job's processes from others. What once held a GPU, and its container, stays the job's."""
+    """Tells the job's processes from others. What once held a GPU stays the job's, and so does its container.
+
+    The container does as long as a process lives by which it was known: then its number may be given to another one.
+    """
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
@@ -53,8 +57,10 @@ class Kin:
         """They and all that they began are the job's."""
         self._above: set[int] = set()
         """These alone: a shell may have begun other things, too."""
-        self._places: set[Place] = set()
+        self._places: dict[Place, set[int]] = {}
+        """Container -> processes by which it is known."""
         self._known: dict[int, bool] = {}
+        self._inner: dict[int, int | None] = {}
         self._contained = self._link("self", "pid") not in (None, _HOSTS_PROCESSES)
         self._outside = Place(self._cgroup("1"), self._link("1", "mnt") or self._link("self", "mnt"))
 
@@ -64,6 +70,11 @@ class Kin:
         self._above.intersection_update(pids)
         for pid in self._known.keys() - pids:
             del self._known[pid]
+        for pid in self._inner.keys() - pids:
+            del self._inner[pid]
+        for members in self._places.values():
+            members.intersection_update(pids)
+        self._places = {place: members for place, members in self._places.items() if members}
 
     def join(self, pid: int) -> bool:
         """Take a process, and those with a tie to it, for the job's; False where it is not to be seen."""
@@ -78,7 +89,8 @@ class Kin:
         self._above.update(above)
         place = self.place(pid)
         if place is not None:
-            self._places.add(place)
+            within = (one for one in above if self.place(one) == place)
+            self._places.setdefault(place, set()).update((pid, *within))
         self._known = {one: True for one, ours in self._known.items() if ours}
         return True
 
@@ -111,9 +123,11 @@ class Kin:
 
     def inner(self, pid: int) -> int | None:
         """Return the number that a process has in its own container; None where the system does not tell."""
-        _, found, rest = self._text(str(pid), "status").partition(b"\nNSpid:")
-        words = rest.partition(b"\n")[0].split()
-        return int(words[-1]) if found and words and words[-1].isdigit() else None
+        if pid not in self._inner:
+            _, found, rest = self._text(str(pid), "status").partition(b"\nNSpid:")
+            words = rest.partition(b"\n")[0].split()
+            self._inner[pid] = int(words[-1]) if found and words and words[-1].isdigit() else None
+        return self._inner[pid]
 
     def is_raylet(self, pid: int) -> bool:
         """Say whether a process is the one that begins all others of Ray on its node."""
@@ -123,7 +137,11 @@ class Kin:
     def _has(self, pid: int) -> bool:
         if pid in self._above or pid in self._roots or any(one in self._roots for one in self.ancestors(pid)):
             return True
-        return bool(self._places) and self.place(pid) in self._places
+        members = self._places.get(place) if self._places and (place := self.place(pid)) is not None else None
+        if members is None:
+            return False
+        members.add(pid)
+        return True
 
     def _cgroup(self, pid: str) -> bytes:
         """Return the ids of containers in a process's cgroups; empty where there are none."""
