@@ -7,8 +7,9 @@ ends where, after an update, a stage of that first half begins again: `gen` wher
 its cycle where it only trains. Validation and checkpoints lie within steps and make none. A pod that only generates
 goes by the weights it is given. Where marks carry verl's own number, the number decides alone.
 
-The job's last step ends with its update, once the pod has been idle for a while. No cycle, no steps: a job that only
-fine-tunes has none, unless its marks say so.
+The job's last step ends with its update, once the pod has been idle for a while. Where models are set up anew, the job
+was begun again in the same pods: what ran was its last step, or is none, broken off. No cycle, no steps: a job that
+only fine-tunes has none, unless its marks say so.
 """
 
 from collections import deque
@@ -25,10 +26,15 @@ from .words import Part
 FIRST_HALF: Final = frozenset({"gen", "reward", "old_log_prob", "ref", "values", "adv"})
 UPDATES: Final = frozenset({"update_actor", "update_critic"})
 IDLE: Final = frozenset({"other", "unknown"})
+INIT: Final = "init"
+RESTS: Final = IDLE | {INIT}
+"""Stages in which nothing is done for a step."""
 MIN_FIRST_HALF_SECONDS: Final = 0.3
 """So long must the first half last to be one: between two updates a generating server may shine through."""
 IDLE_SECONDS: Final = 30.0
 """Idleness after an update that lasts so long ended the step when it began: the job's last, or a pool that waits."""
+INIT_SECONDS: Final = 10.0
+"""A set-up that lasts so long is a job's begin; calls of an instant have the same stage at any time."""
 GRACE_SECONDS: Final = 6.0
 """A step is closed so long after its end: the samples of its last seconds come behind, each 5 s from Ray's agent."""
 MAX_KEPT: Final = 32
@@ -108,6 +114,8 @@ class _Open:
         """Whether it has come to its end and nothing runs."""
         self.seconds = 0.0
         """How long a tentative one has lasted in that which made it."""
+        self.init_seconds = 0.0
+        """How much of a gap was set-up."""
         self.cycles_passed_over = 0
         self.stages: dict[tuple[str, str], _Stage] = {}
 
@@ -127,8 +135,10 @@ class _Open:
         self.generated = self.generated or part.stage == "gen"
         weights = part.stage == "update_weights" and self.generated
         self.updated = self.updated or part.stage in UPDATES or weights
-        if part.stage in (IDLE if self.gap else FIRST_HALF):
+        if part.stage in (RESTS if self.gap else FIRST_HALF):
             self.seconds += length
+        if part.stage == INIT and self.gap:
+            self.init_seconds += length
         self.idle = part.stage in IDLE and part.step is None
         self.updating = part.stage in UPDATES
         self.until = part.end
@@ -138,6 +148,13 @@ class _Open:
         for (stage, role), sums in later.stages.items():
             self.stage(Part(sums.begin, sums.begin, stage, role)).join(sums)
         self.until, self.idle, self.updating = max(self.until, later.until), later.idle, later.updating
+
+    @property
+    def lasts(self) -> bool:
+        """Whether a tentative one has lasted so long that it is one of its own."""
+        if not self.gap:
+            return self.seconds >= MIN_FIRST_HALF_SECONDS
+        return self.seconds >= IDLE_SECONDS or self.init_seconds >= INIT_SECONDS
 
 
 class Steps:
@@ -196,7 +213,7 @@ class Steps:
         self._close(float("inf"))
 
     def _came_to_its_end(self, last: _Open) -> bool:
-        """Say whether the step that runs at the end of the pod was whole, and not broken off in its update."""
+        """Say whether the step that runs at the end of the job was whole, and not broken off in its update."""
         if last.updating and self._always_weights:
             return False
         return last.updated or (last.idle and last.step is not None)
@@ -212,7 +229,7 @@ class Steps:
             last = opened
         if last is not None:
             last.note(part)
-            if last.tentative and last.seconds >= (IDLE_SECONDS if last.gap else MIN_FIRST_HALF_SECONDS):
+            if last.tentative and last.lasts:
                 self._confirm()
         if opened is not None and not opened.tentative:
             self._confirm()
@@ -222,7 +239,7 @@ class Steps:
     def _refutes(part: Part, last: _Open) -> bool:
         """Say whether this part shows that what seemed to be new goes on with what was before."""
         if last.gap:
-            return part.stage not in IDLE
+            return part.stage not in RESTS
         return part.stage in UPDATES or part.stage == "update_weights"
 
     def _opened(self, part: Part, last: _Open | None) -> _Open | None:
@@ -236,7 +253,13 @@ class Steps:
             return _Open(part, whole=True) if _is_another(part, last) else None
         if last.updated and part.stage in FIRST_HALF:
             return self._turned(part, last)
-        if last.updated and part.stage in IDLE and part.step is None:
+        rests = part.stage == INIT or (last.updated and part.stage in IDLE)
+        if (
+            rests
+            and not (last.gap or last.tentative)
+            and part.step is None
+            and (last.step is None or part.stage in IDLE)
+        ):
             return _Open(part, gap=True, tentative=True)
         return None
 
@@ -261,7 +284,9 @@ class Steps:
         last = self._open[-1]
         last.tentative = False
         if len(self._open) > 1 and self._open[-2].end is None:
-            self._end(self._open[-2], last.begin)
+            before = self._open[-2]
+            before.whole = before.whole and (last.init_seconds <= 0.0 or self._came_to_its_end(before))
+            self._end(before, last.begin)
 
     def _end(self, step: _Open, end: float) -> None:
         step.end = end

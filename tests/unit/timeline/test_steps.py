@@ -15,6 +15,7 @@ from verl_gpumonitor.timeline.words import Part
 
 STEP = ["gen 4", "other 0.2", "old_log_prob 1", "ref 1", "adv 0.1", "update_actor 3", "update_weights 1"]
 START = ["unknown 2", "init 30"]
+AGAIN = ["other 8", "init 30"]
 
 
 def line(*stages: str, at: float = 0.0) -> list[Part]:
@@ -92,6 +93,10 @@ def play(stages: Sequence[str], *, finish: bool = False, at: float = 0.0) -> Ste
             id="one that was half over at the start is not whole",
         ),
         pytest.param([*START, *STEP, "unknown 300", *STEP, "gen 1"], 2, id="a silence between two"),
+        pytest.param([*START, *STEP, "gen 9", *AGAIN, *STEP * 2, "gen 1"], 3, id="a job that broke off and began anew"),
+        pytest.param([*START, *STEP, *STEP[:-1], *AGAIN, *STEP, "gen 1"], 2, id="in its update, too"),
+        pytest.param([*START, *STEP * 2, *AGAIN, *STEP, "gen 1"], 3, id="the last step of a job that ended was whole"),
+        pytest.param([*START, *STEP[:-2], "init 1", *STEP[-2:], "gen 1"], 1, id="a call of an instant begins nothing"),
     ],
 )
 def test_steps_are_counted(stages: list[str], ended: int) -> None:
@@ -155,6 +160,11 @@ def test_the_rest_after_the_last_step_is_not_in_it() -> None:
     assert sum(stage.seconds for stage in step.stages) == pytest.approx(10.3)
 
 
+def test_the_time_between_two_jobs_is_in_no_step() -> None:
+    steps = play([*START, *STEP, "gen 9", *AGAIN, *STEP, "gen 1", "other 10"])
+    assert [step.end - step.begin for step in steps.kept] == [pytest.approx(10.3)] * 2
+
+
 def test_samples_that_come_behind_are_in_their_step() -> None:
     steps, late = Steps(), []
     for part in (piece for stage in line(*START, *STEP, *STEP, "other 40") for piece in pieces(stage)):
@@ -201,7 +211,7 @@ def test_steps_are_kept_until_they_arrived_and_not_without_end() -> None:
 @given(
     stages=st.lists(
         st.tuples(
-            st.sampled_from(["gen", "old_log_prob", "update_actor", "update_weights", "other", "unknown", "x"]),
+            st.sampled_from(["gen", "old_log_prob", "update_actor", "update_weights", "other", "unknown", "init", "x"]),
             st.sampled_from([0.05, 0.5, 1.0, 10.0, 40.0]),
             st.none() | st.integers(1, 3),
         ),
