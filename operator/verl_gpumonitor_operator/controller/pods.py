@@ -37,6 +37,12 @@ KEPT_LABELS: Final = (
     REPLICA_TYPE,
     REPLICA_INDEX,
 )
+MAX_TEXT: Final = 1024
+MAX_NAME: Final = 253
+MAX_IMAGE: Final = 1024
+"""Of what a pod says as it likes, so much is kept: the API server bounds the whole of it by 3 MiB alone, and thousands
+of such pods must not take the controller's memory. No longer image can be pulled."""
+MAX_IMAGES: Final = 16
 SELECTORS: Final = (f"{RAY_NODE}=yes", JOB_NAME)
 """The pods that the webhook looks at, too."""
 
@@ -150,10 +156,10 @@ def _record(pod: _Pod, gpus: GpuResources) -> PodRecord:
         created_at=unix_seconds(meta.creation_timestamp),
         deleting=meta.deletion_timestamp is not None,
         gpus_requested=_gpus(spec.containers, gpus),
-        injected=sys.intern(injected) if injected is not None and sidecar is not None else None,
-        skip_reason=annotations.get(wiring.ANNOTATION_SKIP_REASON),
-        images=tuple(sys.intern(container.image) for container in spec.containers),
-        sidecar_image=sys.intern(sidecar.image) if sidecar else None,
+        injected=sys.intern(injected[:MAX_NAME]) if injected is not None and sidecar is not None else None,
+        skip_reason=_short(annotations.get(wiring.ANNOTATION_SKIP_REASON)),
+        images=tuple(sys.intern(one.image) for one in spec.containers[:MAX_IMAGES] if len(one.image) <= MAX_IMAGE),
+        sidecar_image=sys.intern(sidecar.image[:MAX_IMAGE]) if sidecar else None,
         own_command=sidecar is not None and tuple(sidecar.command or ()) == COMMAND,
         sidecar=_state(status.init_container_statuses, wiring.CONTAINER_NAME) if sidecar else None,
         main=_state(status.container_statuses, first),
@@ -166,9 +172,9 @@ def _kept(labels: Mapping[str, str] | None) -> Mapping[str, str]:
 
 def _owner(references: list[_OwnerReference] | None) -> Owner | None:
     for reference in references or ():
-        if reference.controller:
+        if reference.controller and max(map(len, (reference.kind, reference.name, reference.uid))) <= MAX_NAME:
             return Owner(
-                api_version=sys.intern(reference.api_version),
+                api_version=sys.intern(reference.api_version[:MAX_NAME]),
                 kind=sys.intern(reference.kind),
                 name=sys.intern(reference.name),
                 uid=sys.intern(reference.uid),
@@ -189,15 +195,19 @@ def _state(statuses: list[_ContainerStatus] | None, name: str) -> ContainerState
     ended, waiting = state.terminated, state.waiting
     return ContainerState(
         phase=_phase(state),
-        reason=(ended or waiting or _Waiting()).reason,
-        message=(ended or waiting or _Waiting()).message,
+        reason=_short((ended or waiting or _Waiting()).reason),
+        message=_short((ended or waiting or _Waiting()).message),
         exit_code=ended.exit_code if ended else None,
         started_at=unix_seconds(state.running.started_at) if state.running else None,
         restart_count=status.restart_count,
-        image_id=status.image_id or None,
-        last_reason=last.reason if last else None,
+        image_id=status.image_id[:MAX_IMAGE] or None,
+        last_reason=_short(last.reason) if last else None,
         last_exit_code=last.exit_code if last else None,
     )
+
+
+def _short(text: str | None) -> str | None:
+    return text[:MAX_TEXT] if text else text
 
 
 def _phase(state: _State) -> ContainerPhase:

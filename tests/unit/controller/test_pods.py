@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods as the API server sends them, read into small records, and the directory that keeps them."""
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from verl_gpumonitor_operator.controller.jobs import JobKind
 from verl_gpumonitor_operator.controller.pods import PodStore, decode
 from verl_gpumonitor_operator.controller.ports import ContainerPhase, ContainerState, PodRecord
 
+HUGE = "x" * 300_000
 BODY: dict[str, Any] = {
     "apiVersion": "v1",
     "kind": "Pod",
@@ -157,3 +159,25 @@ def test_who_comes_later_is_told_what_is_there() -> None:
     store.seen(pod("m", None))
     store.watch(told)
     assert told.seen == ["uid-m"]
+
+
+def test_what_a_pod_says_as_it_likes_takes_little_memory() -> None:
+    """An annotation has up to 256 KiB, an image or an owner's name as much as the object may be large."""
+    body = copy.deepcopy(BODY)
+    body["metadata"]["annotations"] = {"gpumonitor.dev/injected": HUGE, "gpumonitor.dev/skip-reason": HUGE}
+    body["metadata"]["ownerReferences"][1]["apiVersion"] = HUGE
+    body["spec"]["initContainers"][1]["image"] = HUGE
+    body["spec"]["containers"] += [{"name": f"c{number}", "image": HUGE} for number in range(1000)]
+    waiting = {"waiting": {"reason": HUGE, "message": HUGE}}
+    body["status"]["initContainerStatuses"][0] |= {"imageID": HUGE, "state": waiting}
+    body["status"]["initContainerStatuses"][0]["lastState"]["terminated"]["reason"] = HUGE
+    record = decode(msgspec.json.encode(body), GPUS).item
+    assert len(msgspec.json.encode(record)) < 10_000
+    assert record.images == ("user/verl:1", "fluent:1")
+
+
+@pytest.mark.parametrize("key", ["kind", "name", "uid"])
+def test_an_owner_that_cannot_be_is_none(key: str) -> None:
+    body = copy.deepcopy(BODY)
+    body["metadata"]["ownerReferences"][1][key] = HUGE
+    assert decode(msgspec.json.encode(body), GPUS).item.owner is None
