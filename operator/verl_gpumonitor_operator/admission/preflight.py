@@ -132,7 +132,8 @@ class Preflight:
         self._attendance = Attendance()
         self._noted_absence: str | None = None
         self._shared = SharedReads(monotonic)
-        self._ray_clusters: dict[tuple[str, str], tuple[float, bool]] = {}
+        self._with_gpus: dict[tuple[str, str], float] = {}
+        """RayClusters with GPUs by namespace and name, and when that was read."""
 
     @property
     def is_ready(self) -> bool:
@@ -213,20 +214,22 @@ class Preflight:
         name = pods.text(pods.labels(pod).get(RAY_CLUSTER))
         if not name or not mutation.needs_ray_cluster(pod, self._settings):
             return None
-        cached = self._ray_clusters.get((namespace, name))
-        if cached is not None and self._clock() - cached[0] < RAY_CACHE_SECONDS:
-            return cached[1]
+        read_at = self._with_gpus.get((namespace, name))
+        if read_at is not None and self._monotonic() - read_at < RAY_CACHE_SECONDS:
+            return True
         path = f"/apis/ray.io/v1/namespaces/{quote(namespace, safe='')}/rayclusters/{quote(name, safe='')}"
         try:
             async with asyncio.timeout(RAY_SECONDS):
                 cluster = await self._api.get(path, objects.RayClusterObject)
         except (ApiError, TimeoutError):
             return None
-        while len(self._ray_clusters) >= _RAY_CACHE_SIZE:
-            self._ray_clusters.pop(next(iter(self._ray_clusters)))
-        has_gpus = cluster.has_gpus(self._settings.injection.gpu_resources)
-        self._ray_clusters[namespace, name] = (self._clock(), has_gpus)
-        return has_gpus
+        if not cluster.has_gpus(self._settings.injection.gpu_resources):
+            # Not kept: the next cluster of this name may have some, and its head would have no sidecar for its life.
+            return False
+        while len(self._with_gpus) >= _RAY_CACHE_SIZE:
+            self._with_gpus.pop(next(iter(self._with_gpus)))
+        self._with_gpus[namespace, name] = self._monotonic()
+        return True
 
     async def _runtime_class(self, pod: Json) -> RuntimeClass | None:
         """Read the class that this pod is to get, live: one that is gone by now would refuse the pod."""

@@ -19,6 +19,9 @@ OPENSHIFT_UID_RANGE: Final = "openshift.io/sa.scc.uid-range"
 USER_ID: Final = 65532
 """Our images' own uid and gid; another than the job's, so that neither can signal or trace the other."""
 
+MAX_CA_BYTES: Final = 65_536
+"""Longest bundle in the environment. Linux starts no program with a variable of 128 KiB, and such a sidecar would hold
+its pod; ours has some 2 KiB."""
 REPORT_PORT: Final = 8443
 RAY_METRICS_PORT: Final = 8080
 RAY_DASHBOARD_PORT: Final = 8265
@@ -150,7 +153,7 @@ def _environment(pod: Json, *, settings: operator_settings.Settings, cluster: Cl
 
 def _report_address(settings: operator_settings.Settings, cluster: Cluster) -> dict[str, str]:
     """Return the controller by address and not by name, so that no DNS is needed; its certificate has the name."""
-    if cluster.controller_address is None or cluster.ca_pem is None:
+    if cluster.controller_address is None or cluster.ca_pem is None or len(cluster.ca_pem) > MAX_CA_BYTES:
         return {wiring.ENV_REPORT_URL: ""}
     address = cluster.controller_address
     host = f"[{address}]" if ":" in address else address

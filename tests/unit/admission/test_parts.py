@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_gpumonitor_operator.admission import facts, jsonpatch, objects, pods, quantities, review
+from verl_gpumonitor.model import wiring
+from verl_gpumonitor_operator.admission import facts, jsonpatch, objects, pods, quantities, review, sidecar
 from verl_gpumonitor_operator.admission.jsonpatch import Operation, PatchError, pointer
 from verl_gpumonitor_operator.admission.mutation import Patch, Skip, SkipReason, mutate
 from verl_gpumonitor_operator.admission.preflight import BreakerState
@@ -294,3 +295,19 @@ def test_a_token_that_only_the_jobs_user_may_read_stays_readable(
     outcome = mutate(pod, namespace=samples.NAMESPACE, policy=samples.SETTINGS, cluster=samples.CLUSTER)
     assert isinstance(outcome, Patch)
     assert outcome.operations[0].value["securityContext"]["runAsUser"] == user
+
+
+@pytest.mark.parametrize(
+    ("length", "is_told"),
+    [
+        pytest.param(sidecar.MAX_CA_BYTES, True, id="as long as it may be"),
+        pytest.param(sidecar.MAX_CA_BYTES + 1, False, id="with a longer one, a program might not be started"),
+    ],
+)
+def test_a_bundle_of_any_length_lets_the_sidecar_start(length: int, is_told: bool) -> None:
+    cluster = msgspec.structs.replace(samples.CLUSTER, ca_pem="x" * length)
+    outcome = mutate(samples.ray_worker(), namespace=samples.NAMESPACE, policy=samples.SETTINGS, cluster=cluster)
+    assert isinstance(outcome, Patch)
+    variables = {one["name"]: one.get("value", "") for one in outcome.operations[0].value["env"]}
+    assert bool(variables[wiring.ENV_REPORT_URL]) is is_told
+    assert (wiring.ENV_REPORT_CA in variables) is is_told
