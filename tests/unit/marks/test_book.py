@@ -290,6 +290,35 @@ def test_an_end_before_its_begin_is_dropped() -> None:
     assert book.dropped == 1
 
 
+@pytest.mark.parametrize("back", [5.0, 50.0, 3600.0, 1e6])
+def test_a_clock_that_is_set_back_silences_nobody(back: float) -> None:
+    """What goes on is believed from its next mark on, whatever was said in the time that was taken back."""
+    run = Program()
+    book = book_of(
+        run.begin(STEP, 0), run.begin("gen", 1), run.end(40), run.begin("adv", 41), run.point("x", 42, memory=5)
+    )
+    for mark in (run.begin("ref", 43 - back), run.point("x", 44 - back, memory=7)):
+        book.observe(mark, mark.t)
+    now = 45 - back
+    assert spans(book, now)[-2:] == [("adv", min(41, 43 - back), None), ("ref", 43 - back, None)]
+    assert known(book, now)[0] <= 43 - back
+    assert known(book, now)[1] == now
+    told = book.host(T + now)
+    assert told is not None
+    assert told.memory_used_bytes == 7
+
+
+def test_a_process_that_marked_before_the_clock_was_set_back_alone_silences_no_other() -> None:
+    old, new = Program("1" * 16, pid=1), Program("2" * 16, pid=2)
+    book = book_of(old.begin("gen", 0), old.point("x", 1, memory=5))
+    for mark in (new.begin("ref", -3600), new.point("x", -3599, memory=7)):
+        book.observe(mark, mark.t)
+    assert known(book, -3590) == (-3600, -3590)
+    told = book.host(T - 3590)
+    assert told is not None
+    assert told.memory_used_bytes == 7
+
+
 def test_a_flood_of_processes_and_spans_is_bounded() -> None:
     book = MarkBook()
     for n in range(500):

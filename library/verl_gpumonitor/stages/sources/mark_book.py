@@ -34,6 +34,8 @@ were killed. If not, the mark of their end brings the whole span back."""
 AHEAD_SECONDS: Final = 5.0
 """Marks from further in the future, by the receiver's clock, are dropped."""
 LATE_SECONDS: Final = 120.0
+BACK_SECONDS: Final = 2.0
+"""A process whose newest mark is so much before one that it sent earlier had its clock set back."""
 HOST_SECONDS: Final = 60.0
 """The word on host memory holds so long."""
 MAX_SPAN_SECONDS: Final = 30 * 86400.0
@@ -82,6 +84,16 @@ class _Process:
         """Return up to when it vouches."""
         return min(now, self.heard + OPEN_SECONDS if self.open else self.last + QUIET_SECONDS)
 
+    def set_back(self, now: float) -> None:
+        """Go on at an earlier time: what was written down of a later one has no place in it."""
+        self.first, self.last, self.heard = min(self.first, now), now, now
+        self.over = [span for span in self.over if span.end is not None and span.end <= now]
+        self.steps = [span for span in self.steps if span.end is None or span.end <= now]
+        for span in (*self.open.values(), *self.steps):
+            span.begin = min(span.begin, now)
+        if self.memory is not None and self.memory.t > now:
+            self.memory = None
+
     def spans(self) -> Iterator[_Span]:
         """Return what it did and does, steps left out."""
         yield from self.over
@@ -107,6 +119,8 @@ class MarkBook:
             return
         self.taken += 1
         process = self._process(mark)
+        if mark.seq > process.seq and mark.t < process.heard - BACK_SECONDS:
+            process.set_back(mark.t)
         if mark.t > process.until(mark.t):
             process.first = _since(mark)  # After a silence: what was between is not known.
         process.heard = max(process.heard, mark.t)
@@ -190,8 +204,8 @@ class MarkBook:
     def host(self, now: float) -> Mark | None:
         """Return the newest mark that tells the host memory of its container; None when none did lately."""
         told = [process.memory for process in self._processes.values() if process.memory is not None]
-        newest = max(told, key=lambda mark: mark.t, default=None)
-        return newest if newest is not None and now - newest.t <= HOST_SECONDS else None
+        fresh = (mark for mark in told if now - HOST_SECONDS <= mark.t <= now + AHEAD_SECONDS)
+        return max(fresh, key=lambda mark: mark.t, default=None)
 
     def _live(self, now: float, scopes: Sequence[MarkScope]) -> list[_Process]:
         """Return the processes of these scopes that said something within what is kept, or are in a span."""
@@ -230,9 +244,12 @@ def _since(mark: Mark) -> float:
 
 
 def _vouched(processes: Iterable[_Process], now: float) -> tuple[float, float]:
-    """Return the newest time without a gap for which one or another of the processes vouches."""
-    spans = sorted(((process.until(now), process.first) for process in processes), reverse=True)
-    known_until, known_from = spans[0]
+    """Return the newest time without a gap for which one or another of the processes vouches.
+
+    Not so one whose time is ahead: it marked before the clock was set back, and no more since.
+    """
+    spans = sorted(((process.until(now), process.first) for process in processes if process.first <= now), reverse=True)
+    known_until, known_from = spans[0] if spans else (now, now)
     for until, first in spans:
         if until >= known_from:
             known_from = min(known_from, first)
