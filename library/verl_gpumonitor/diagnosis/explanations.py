@@ -12,6 +12,7 @@ from typing import Final, Protocol, TypeVar
 from verl_gpumonitor.model.findings import Finding
 
 from .history import History
+from .xids import TEARDOWN
 
 
 class Raised(Protocol):
@@ -67,6 +68,10 @@ def _killed(cause: _Seen, _: _Seen) -> bool:
     return cause.finding.evidence.get("killed") == 1
 
 
+def _killed_program(cause: _Seen, effect: _Seen) -> bool:
+    return _killed(cause, effect) and effect.finding.evidence.get("xid") == TEARDOWN
+
+
 def _load_of_same_pool(cause: _Seen, effect: _Seen) -> bool:
     return cause.finding.evidence.get("metric") == "utilization" and _same_pool(cause, effect)
 
@@ -80,6 +85,7 @@ EXPLAINS: Final[dict[tuple[str, str], Related]] = {
     ("ApplicationFault", "Hang"): _workload,
     ("ApplicationFault", "LowUtilization"): _workload,
     ("ApplicationFault", "Imbalance"): _not_memory_in_pool,
+    ("HostMemoryRisk", "ApplicationFault"): _killed_program,
     ("HostMemoryRisk", "Hang"): _killed,
     ("HostMemoryRisk", "LowUtilization"): _killed,
     ("HostMemoryRisk", "Imbalance"): _killed,

@@ -14,6 +14,14 @@ APPLICATION: Final = {
 }
 """Code -> what it says. The program's own: the GPU is well."""
 
+AFTERMATH: Final = {
+    43: frozenset((13, 31, 68, 109)),
+    45: frozenset((13, 31, 43, 68, 109)),
+}
+"""Code -> application codes that it follows as the driver cleans up: alone it is news, after them it is not."""
+TEARDOWN: Final = 45
+"""Comes from every GPU of a program that ends by force, whatever ended it, and on whichever GPU."""
+
 HARDWARE: Final = {
     46: "the GPU stopped processing",
     48: "an uncorrectable memory error (double-bit ECC)",

@@ -12,7 +12,7 @@ NVIDIA/k8s-device-plugin#2038; NVIDIA/dcgm-exporter#348.
 """
 
 from verl_gpumonitor.diagnosis.history import GpuHistory, History
-from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, finding, gpu_name
+from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, finding, gpu_name, subject
 from verl_gpumonitor.diagnosis.thresholds import Thresholds
 from verl_gpumonitor.diagnosis.xids import HARDWARE, LOST
 from verl_gpumonitor.model.findings import Finding
@@ -27,20 +27,46 @@ def gpu_fault(history: History, thresholds: Thresholds, _: Open) -> Verdict:
 
 
 def _by_xid(history: History, thresholds: Thresholds) -> list[Case]:
-    newest: dict[str, list[XidLine]] = {}
+    limits = thresholds.faults
+    cases = []
+    for where, xids in _problems(history, limits.aftermath_seconds).items():
+        if history.t - max(xid.t for xid in xids) <= limits.hardware_seconds:
+            cases.append(_case(history, where, xids))
+    return cases
+
+
+def _problems(history: History, seconds: float) -> dict[str, list[XidLine]]:
+    """Return the Xids by problem, each under the GPU that had it first.
+
+    A GPU has one problem, whatever codes tell of it. Two GPUs of a pod with the same code at the same time have one as
+    well: both ends of a link tell that it is broken, and a switch or a power supply has several behind it.
+    """
+    first: dict[str, str] = {}
+    problems: dict[str, list[XidLine]] = {}
     for xid in history.xids:
-        if xid.code in HARDWARE and history.t - xid.t <= thresholds.faults.hardware_seconds:
-            newest.setdefault(xid.uuid or xid.pod or "", []).append(xid)
-    return [_case(history, where, xids) for where, xids in newest.items()]
+        if xid.code not in HARDWARE:
+            continue
+        own = xid.uuid or xid.pod or ""
+        if own not in first:
+            shared = (
+                where
+                for where, xids in problems.items()
+                if any(x.code == xid.code and x.pod == xid.pod and xid.t - x.t <= seconds for x in xids)
+            )
+            first[own] = next(shared, own)
+        problems.setdefault(first[own], []).append(xid)
+    return problems
 
 
 def _case(history: History, where: str, xids: list[XidLine]) -> Case:
-    xid = xids[-1]
-    gpu = history.gpus.get(xid.uuid or "")
+    uuids = dict.fromkeys(xid.uuid or "" for xid in xids)
+    xid = next(x for x in reversed(xids) if (x.uuid or "") == next(iter(uuids)))
+    gpus = [history.gpus[uuid] for uuid in uuids if uuid in history.gpus]
     codes = sorted({x.code for x in xids})
-    name = gpu_name(gpu) if gpu is not None else f"a GPU of pod {xid.pod}"
+    name, verb = (subject(gpus), "report" if len(gpus) > 1 else "reports") if gpus else (_some_gpu(xid), "reports")
+    have = "have the GPUs" if len(gpus) > 1 else "have the GPU"
     message = (
-        f"{name} reports Xid {xid.code}: {HARDWARE[xid.code]}. This is hardware; drain the node and have the GPU"
+        f"{name} {verb} Xid {xid.code}: {HARDWARE[xid.code]}. This is hardware; drain the node and {have}"
         f" checked, and restart the job from its last checkpoint on others"
     )
     return Case(
@@ -48,13 +74,17 @@ def _case(history: History, where: str, xids: list[XidLine]) -> Case:
         finding=finding(
             REASON,
             message,
-            gpus=() if gpu is None else (gpu,),
+            gpus=gpus,
             pods=() if xid.pod is None else (xid.pod,),
-            stage=None if gpu is None else gpu.stage,
-            role=None if gpu is None else gpu.role,
+            stage=gpus[0].stage if gpus else None,
+            role=gpus[0].role if gpus else None,
             evidence={"xid": xid.code, "xids": [float(code) for code in codes], "count": len(xids)},
         ),
     )
+
+
+def _some_gpu(xid: XidLine) -> str:
+    return f"a GPU of pod {xid.pod}"
 
 
 def _by_nvml(history: History, thresholds: Thresholds) -> list[Case]:
