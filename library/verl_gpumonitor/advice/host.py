@@ -33,11 +33,8 @@ def pod_field(case: Case, field: str) -> str:
 def host_memory_risk(case: Case) -> Found:
     """Yield what gives the pod host memory, or takes less of it. Never a change that only helps the GPU."""
     yield _larger_limit(case)
-    root = levers.offload_root(case, "actor")
-    yield levers.keep_on_gpu(case, root, "optimizer")
-    yield levers.keep_on_gpu(case, root, "param")
-    if case.config.flavour == MEGATRON:
-        yield levers.keep_on_gpu(case, root, "grad")
+    if case.figure("gpus_requested") != 0:
+        yield from _less_offload(case)
     yield _fewer_loaders(case)
     if case.stage == "save_checkpoint":
         yield say(
@@ -54,6 +51,15 @@ def host_memory_risk(case: Case) -> Found:
     )
 
 
+def _less_offload(case: Case) -> Found:
+    """What is offloaded lies on the hosts of the GPUs: a head without any holds none of it."""
+    root = levers.offload_root(case, "actor")
+    yield levers.keep_on_gpu(case, root, "optimizer")
+    yield levers.keep_on_gpu(case, root, "param")
+    if case.config.flavour == MEGATRON:
+        yield levers.keep_on_gpu(case, root, "grad")
+
+
 def _larger_limit(case: Case) -> Advice:
     used, limit = (
         case.figure("host_used_bytes", "used_bytes", "peak_bytes"),
@@ -64,6 +70,9 @@ def _larger_limit(case: Case) -> Advice:
         return say(
             f"Raise {field}, requests with it", parameter=field, reason=_used_text(case), price="a larger node share"
         )
+    if limit is not None and case.figure("killed"):
+        # It reached the limit, whatever the last sample before that saw.
+        used = max(used, limit)
     growth = max(case.figure("growth_bytes_per_step", "host_growth_bytes_per_step") or 0.0, 0.0)
     wanted = max(used * 1.2 + GROWTH_STEPS * growth, (limit or 0.0) * 1.05)
     value = f"{math.ceil(wanted / GIB / 16) * 16}Gi"

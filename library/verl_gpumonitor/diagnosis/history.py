@@ -107,6 +107,7 @@ class GpuHistory:
         *("_own", "_usual_watts", "_working_lines", "before", "changes", "engine_bytes", "error", "error_t", "first_t"),
         *(
             "held_by",
+            "held_celsius",
             "highest_bytes",
             "index",
             "interval",
@@ -151,6 +152,8 @@ class GpuHistory:
         """Of all its life, by heat or a power brake."""
         self.held_by: Sequence[str] = ()
         """What NVML said when clocks were last held down by heat or a power brake."""
+        self.held_celsius: float | None = None
+        """How hot it was then: a moment later, in a stage that does little, it says nothing."""
         self.error: str | None = None
         self.error_t = 0.0
         self._usual_watts = _NO_FIGURES
@@ -281,6 +284,8 @@ class PodHistory:
         self.shm_buckets = Minutes()
         self.rss: tuple[float, float] | None = None
         """Time and sum of the resident memory of the listed processes."""
+        self.listed_ratio = 0.0
+        """Most of the memory in use that these and /dev/shm ever made up: where they never did, the list is short."""
 
     def gpu_of(self, pid: int) -> GpuHistory | None:
         """Return the GPU of a worker process: where it holds memory, else by its rank, where all ranks are known."""
@@ -492,8 +497,13 @@ class History:
         return (OTHER, "trainer") if pod.trains else (UNKNOWN, UNKNOWN)
 
     def _serves(self, pod: PodHistory) -> bool:
-        """Say whether a pod that runs nothing itself may work for a rollout: its pool has servers, or none is known."""
+        """Say whether a pod that runs nothing itself may work for a rollout: its pool has servers, or none is known.
+
+        Engines that sleep while those of other pods are awake are a trainer's own, which the rollout does without.
+        """
         with_servers = [p for p in self.pods.values() if p.work.servers_seen]
+        if pod.work.servers_asleep and any(not p.work.servers_asleep for p in with_servers):
+            return False
         return not with_servers or any(p.pool == pod.pool for p in with_servers)
 
     # Samples
@@ -535,6 +545,7 @@ class History:
         gpu.throttled_seconds += seconds_throttled(line, seconds)
         if held_down(line.throttled or ()):
             gpu.held_by = line.throttled or ()
+            gpu.held_celsius = line.temperature_celsius
         gap = seconds > self.gap_seconds
         self._stand(gpu, line)
         self._before(gpu, line)
@@ -701,6 +712,9 @@ class History:
         if line.processes:
             known = [float(p.rss_bytes) for p in line.processes if p.rss_bytes]
             pod.rss = (line.t, sum(known)) if known else pod.rss
+            if known and line.memory_used_bytes:
+                ratio = (sum(known) + float(line.shm_used_bytes or 0)) / line.memory_used_bytes
+                pod.listed_ratio = max(pod.listed_ratio, min(1.0, ratio))
 
     def _nvml(self, line: NvmlLine) -> None:
         pod = self.pods.get(line.pod)
@@ -728,6 +742,7 @@ class History:
         """A container began again: what ran is gone, and memory may be another's."""
         pod.work.clear()
         pod.host_buckets.clear()
+        pod.rss, pod.listed_ratio = None, 0.0
         pod.shm_buckets.clear()
         self.helping = sum(p.work.generating(Kind.HELPER) for p in self.pods.values())
         for gpu in pod.gpus.values():

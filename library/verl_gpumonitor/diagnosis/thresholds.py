@@ -131,7 +131,8 @@ class HostMemory(_Held, frozen=True):
     seconds_left: Seconds = 1200.0
     """It is a risk when the rise meets the limit within this."""
     cache_ratio: Share = 0.75
-    """Where processes and /dev/shm hold less than this of the limit, the rest is file cache, which the kernel drops."""
+    """Where processes and /dev/shm hold less than this of what is in use, and once held more, the rest is file cache,
+    which the kernel drops."""
     fast_from_ratio: Share = 0.92
     fast_seconds_left: Seconds = 120.0
     """From there on, what rises so fast that it is full within this is a risk without a longer look."""
@@ -194,7 +195,8 @@ class LowUtilization(_Group, frozen=True):
     seconds: Seconds = 20.0
     gen_idle: Share = 0.4
     """Part of generation in which no GPU of the pool does anything."""
-    gen_utilization: Share = 0.2
+    gen_utilization: Share = 0.3
+    """Mean load of a whole generation, its tail included: tools, prefill and long tails leave a healthy one above."""
     training_utilization: Share = 0.35
     pause_share: Share = 0.4
     """Part of the step in which no stage runs: reward, data or the driver keeps the GPUs waiting."""
@@ -232,7 +234,8 @@ class Faults(_Group, frozen=True):
     """An Xid that does not come again is forgotten after this."""
     application_seconds: Seconds = 600.0
     aftermath_seconds: Seconds = 120.0
-    """An application's Xid within this after a hardware one is its consequence."""
+    """What the driver cleans up within this after a fault is its consequence; the same fault on several GPUs of a pod
+    within this is one."""
 
 
 class Telemetry(_Held, frozen=True):

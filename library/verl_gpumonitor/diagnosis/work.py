@@ -14,12 +14,14 @@ from verl_gpumonitor.model.trace import MarkLine, TaskLine, TitleLine
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 from verl_gpumonitor.stages.choice import choose
 from verl_gpumonitor.stages.names import Classified, classify
+from verl_gpumonitor.stages.releases import SLEEP
 from verl_gpumonitor.stages.tables import Kind
 
 OTHER: Final = "other"
 GEN: Final = "gen"
 _COUNTS: Final = frozenset({Kind.WORKER, Kind.SERVER, Kind.HELPER})
 _MANY_AT_ONCE: Final = frozenset({Kind.SERVER, Kind.HELPER})
+_WAKES: Final = frozenset({"wake_up", "generate", "chat_completion", "resume_generation", "resume_engine_generation"})
 MAX_RUNNING: Final = 4096
 """Things that run in one pod at a time; past it a trace is not plausible and new ones are not taken."""
 
@@ -46,6 +48,8 @@ class PodWork:
         """Whether anybody ever told what runs here."""
         self.workers_seen = False
         self.servers_seen = False
+        self.servers_asleep = False
+        """Whether its engines were put to sleep, and were not seen to wake or to generate since."""
         self.first_seen: float | None = None
         """When a process of the job was first seen here."""
         self.first_began = False
@@ -116,6 +120,7 @@ class PodWork:
         self.running.clear()
         self.marks.clear()
         self.first_seen = None
+        self.servers_asleep = False
 
     def stage(self, gpu: str) -> StageInterval | None:
         """Return what runs for one GPU of the pod: a process known to be at home on another one does not count."""
@@ -160,6 +165,8 @@ class PodWork:
         self._touch(t, began=True)
         self.workers_seen |= said.kind is Kind.WORKER
         self.servers_seen |= said.kind is Kind.SERVER
+        if said.kind is Kind.SERVER:
+            self._told_by_server(name)
         if said.kind is Kind.WORKER:
             self.last_change = t
         known = self.running.get(key)
@@ -172,6 +179,13 @@ class PodWork:
         if len(self.running) < MAX_RUNNING:
             self.running[key] = Running(name, said, begin=t, pid=pid, local_rank=local_rank)
         return True
+
+    def _told_by_server(self, name: str) -> None:
+        method = name.removesuffix("()").rpartition(".")[2]
+        if method == SLEEP:
+            self.servers_asleep = True
+        elif method in _WAKES:
+            self.servers_asleep = False
 
     def _end(self, key: tuple[object, ...], t: float, *, all_of_it: bool = False) -> bool:
         known = self.running.get(key)

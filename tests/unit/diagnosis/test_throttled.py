@@ -29,9 +29,13 @@ def test_it_is_said_what_holds_clocks_down(reasons: tuple[str, ...], words: str)
                 state = "end" if second else "begin"
                 diagnosis.feed(TaskLine(t=t, pod="w", pid=1, local_rank=0, name=task, state=state))
             held = [*reasons] if second < 60 else []
-            line = GpuLine(t=t + 1, pod="w", uuid="GPU-0", utilization=0.9 if held else 0.0, throttled=held)
-            diagnosis.feed(line)
+            load, heat = (0.9, 87.0) if held else (0.0, 45.0)
+            diagnosis.feed(
+                GpuLine(t=t + 1, pod="w", uuid="GPU-0", utilization=load, temperature_celsius=heat, throttled=held)
+            )
         diagnosis.feed(StepLine(t=begin + 99.5, step=step))
     (found,) = [f.finding for f in diagnosis.findings if f.finding.reason == "Throttled"]
     assert words in found.message
     assert found.evidence["throttle_reasons"] == ", ".join(reasons)
+    # Not how hot it is at the time of the look, when it rests.
+    assert found.evidence["temperature_celsius"] == 87

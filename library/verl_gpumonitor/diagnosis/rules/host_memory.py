@@ -6,7 +6,9 @@ Offloaded weights, the driver's batches and loader workers live in the pod's cgr
 (verl-project/verl#2950). It is a risk very near the limit, or when the highest values of successive minutes rise to
 meet it soon; loading at the start rises as well, so that a rise counts only after the first step, or where no step is
 told after ten minutes. The working set contains file cache that was read lately: where the processes and /dev/shm
-together hold much less, it is cache, and the kernel drops it before it kills. A container that was `OOMKilled` proves
+together once made up nearly all of it and now hold much less, the rest is cache, and the kernel drops it before it
+kills. A list that never made up most of it is a short one, as that of a head which names the driver alone, and proves
+nothing. A container that was `OOMKilled` proves
 it, also without any sign before; our own container is not the job's.
 """
 
@@ -71,6 +73,7 @@ def _sizes(pod: PodHistory) -> Evidence:
         sizes["host_used_bytes"] = round(line.memory_used_bytes)
     if line is not None and line.shm_used_bytes is not None:
         sizes["shm_used_bytes"] = round(line.shm_used_bytes)
+    sizes["gpus_requested"] = pod.gpus_requested
     return sizes
 
 
@@ -79,7 +82,7 @@ def _at_risk(history: History, pod: PodHistory, limits: HostMemory, *, is_open: 
     if limit is None or line is None or line.memory_used_bytes is None or not pod.host_buckets:
         return None
     ratio = line.memory_used_bytes / limit
-    if _mostly_cache(pod, limit, limits):
+    if _mostly_cache(pod, limits):
         return None
     left = _seconds_left(history, pod, limit, limits)
     near = ratio >= limits.near_ratio - (0.01 if is_open else 0.0) or _fast(pod, ratio, limits)
@@ -120,13 +123,13 @@ def _fast(pod: PodHistory, ratio: float, limits: HostMemory) -> bool:
     return (1.0 - ratio) * limit / pod.host_slope <= limits.fast_seconds_left
 
 
-def _mostly_cache(pod: PodHistory, limit: float, limits: HostMemory) -> bool:
-    """Say whether most of a full pod is file cache, as far as its processes are listed and memory is not at the end."""
+def _mostly_cache(pod: PodHistory, limits: HostMemory) -> bool:
+    """Say whether a good part of a full pod is file cache, as far as its processes are known to be listed."""
     line = pod.last_host
-    if line is None or pod.rss is None or line.t - pod.rss[0] > _RSS_SECONDS:
+    if line is None or pod.rss is None or line.t - pod.rss[0] > _RSS_SECONDS or pod.listed_ratio < limits.cache_ratio:
         return False
     held = pod.rss[1] + float(line.shm_used_bytes or 0)
-    return held < limits.cache_ratio * limit
+    return held < limits.cache_ratio * float(line.memory_used_bytes or 0)
 
 
 RULE = Rule(reason=REASON, judge=host_memory, hold=lambda thresholds: thresholds.host_memory.hold, after_end=True)

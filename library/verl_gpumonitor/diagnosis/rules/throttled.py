@@ -55,15 +55,14 @@ def _over(piece: Piece, ratio: float, seconds: float) -> bool:
 
 def _case(pool: str, piece: Piece, gpus: Sequence[GpuHistory]) -> Case:
     worst = gpus[0]
-    last = worst.last
     reasons = ", ".join(worst.held_by)
     share = piece.throttled_ratio or 0.0
     of = piece.stage if in_stage(piece.stage) else "the time"
     evidence: Evidence = {"throttled_ratio": round(share, 3), "stage_seconds": round(piece.seconds, 1)}
     heat = ""
-    if last is not None and last.temperature_celsius is not None:
-        evidence["temperature_celsius"] = last.temperature_celsius
-        heat = f" at {last.temperature_celsius:.0f} C"
+    if worst.held_celsius is not None:
+        evidence["temperature_celsius"] = worst.held_celsius
+        heat = f" at {worst.held_celsius:.0f} C"
     if reasons:
         evidence["throttle_reasons"] = reasons
     message = (
