@@ -40,7 +40,7 @@ def blind(history: History, pod: PodHistory, limits: Telemetry) -> str | None:
     silent = history.listened - history.heard.get(pod.name, 0.0)
     if silent >= max(limits.silent_seconds, 6 * interval_of(pod)):
         return f"Pod {pod.name}: nothing has come of its GPUs for {duration(silent)}"
-    if all(gpu.last is not None for gpu in pod.gpus.values()) and _unreadable(history, pod, limits):
+    if all(gpu.last is not None for gpu in pod.gpus.values()) and _unreadable(pod, limits):
         return f"Pod {pod.name}: its GPUs answer, but neither utilisation nor memory can be read"
     return None
 
@@ -50,10 +50,13 @@ def interval_of(pod: PodHistory) -> float:
     return max((gpu.interval for gpu in pod.gpus.values()), default=2.0)
 
 
-def _unreadable(history: History, pod: PodHistory, limits: Telemetry) -> bool:
+def _unreadable(pod: PodHistory, limits: Telemetry) -> bool:
+    """Say whether lines come and nothing is in them. Where none come it is silence, which has a time of its own."""
+    newest = max((gpu.last.t for gpu in pod.gpus.values() if gpu.last is not None), default=0.0)
+
     def known(t: float | None, since: float | None) -> bool:
         last = t if t is not None else since
-        return last is not None and history.t - last < limits.unreadable_seconds
+        return last is not None and newest - last < limits.unreadable_seconds
 
     return bool(pod.gpus) and not any(
         known(gpu.utilization_t, gpu.first_t) or known(gpu.memory_t, gpu.first_t) for gpu in pod.gpus.values()
