@@ -305,6 +305,10 @@ def _whole_numbers(weighed: Weighed) -> Iterator[str]:
             yield f"{key} must be at least 1"
 
 
+_OF_THE_FUNCTION: Final = frozenset({"reward_model.launch_reward_fn_async", "reward_model.num_workers"})
+"""Settings of the reward function, which lie beside those of the reward model and hold without one."""
+
+
 def _in_use(weighed: Weighed) -> Iterator[str]:
     """Settings of a model that this job does not have decide nothing."""
     config = weighed.after
@@ -313,7 +317,8 @@ def _in_use(weighed: Weighed) -> Iterator[str]:
             yield f"there is no critic with {config.text('algorithm.adv_estimator')}"
         if key.startswith(f"{F}.") and config.ref is False:
             yield "there is no reference model without a KL term"
-        if key.startswith(("reward.reward_model.", "reward_model.")) and config.reward_model is False:
+        of_model = key.startswith(("reward.reward_model.", "reward_model.")) and key not in _OF_THE_FUNCTION
+        if of_model and config.reward_model is False:
             yield "there is no reward model"
 
 

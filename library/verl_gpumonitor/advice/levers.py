@@ -328,16 +328,19 @@ def _host_is_short(case: Case, of_one: float) -> bool:
 
 
 def smaller_rollout_share(case: Case, *, why: str) -> Advice | None:
-    """Lower the engine's share of each GPU by what is missing."""
+    """Lower the engine's share of each GPU by what is missing, but by half at most: the model must fit in it."""
     key = f"{R}.gpu_memory_utilization"
     current, missing, total = case.config.number(key), case.missing_bytes, case.total_bytes
     price = "a smaller KV cache: fewer answers are generated at once"
     if current is None or missing is None or not total:
         return case.condition(key, text=f"Lower {key}: {why}", price=price)
-    exact = current - missing / total
+    exact = max(current - missing / total, 0.5 * current)
+    short = current - missing / total < exact
     for value in (int(exact * 20 + 1e-9) / 20, int(exact * 100 + 1e-9) / 100):
         text = f"Lower {key} from {current:g} to {value:g}: {why}"
-        found = case.change(key, f"{value:g}", text=text, price=price, confidence="high")
+        if short:
+            text += "; it will not be enough by itself, and less would leave too little for weights and cache"
+        found = case.change(key, f"{value:g}", text=text, price=price, confidence="medium" if short else "high")
         if found is not None:
             return found
     return None
@@ -421,7 +424,7 @@ def more_sequences(case: Case) -> Advice | None:
         return None
     if wanted is None or wanted <= current or "OOMRisk" in case.context.open_reasons:
         return None
-    value = min(-(-wanted // 64) * 64, 4 * current, 1024)
+    value = min(-(-wanted // 64) * 64, max(4 * current, 256), 1024)
     if value <= current:
         return None
     text = f"Raise {key} from {current} to {value}: each replica has {wanted} answers to generate in a step"

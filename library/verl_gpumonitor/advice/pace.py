@@ -94,6 +94,9 @@ def _gen(case: Case) -> Found:
     if case.finding.evidence.get("cause") == "pool":
         yield _SMALLER_POOL
         return
+    if case.finding.evidence.get("cause") == "rollout":
+        yield from _larger_pool(case)
+        return
     yield levers.all_gpus(case)
     if (case.figure("idle_ratio") or 0.0) < _WAITING:
         yield levers.chunked_prefill(case)
@@ -120,6 +123,46 @@ _SMALLER_POOL: Final = say(
     reason="the rollout pool waits for the trainer for most of each step",
     price=f"the rollout's GPUs must still divide by {R}.tensor_model_parallel_size, and the trainer's fit the batch",
 )
+
+_FULLY_ASYNC: Final = "verl.experimental.fully_async_policy.fully_async_main"
+
+
+def _larger_pool(case: Case) -> Found:
+    """The trainer waits for a rollout on other GPUs: let that have more of them, or run further ahead."""
+    separate = case.config.launch.overrides.get("trainer.v1.trainer_mode") == "separate_async"
+    root = R if separate else "rollout"
+    key = f"{root}.n_gpus_per_node"
+    yield say(
+        f"Give the rollout more GPUs, or the trainer fewer: {root}.nnodes and {key} against trainer.nnodes and"
+        f" trainer.n_gpus_per_node{_even(case)}",
+        parameter=key,
+        reason=_idle(case),
+        price=f"the rollout's GPUs must divide by {R}.tensor_model_parallel_size, and the model fit the trainer's",
+    )
+    if case.config.launch.module == _FULLY_ASYNC:
+        yield say(
+            "If answers of an older policy may be used, raise async_training.staleness_threshold (0.1 by default) and"
+            " leave async_training.partial_rollout on: generation then runs on while weights are handed over",
+            parameter="async_training.staleness_threshold",
+            reason=_idle(case),
+            price="answers are further from the policy that is trained: learning changes",
+            confidence="low",
+        )
+    yield levers.log_stats(case)
+    yield _SLOW_TOOLS if case.config.flag(f"{R}.multi_turn.enable") else None
+
+
+def _even(case: Case) -> str:
+    """Return a split in which neither waits, by the time both work now.
+
+    8 GPUs train for 40% of a step and 8 generate for all of it: 3.2 and 8, so that of 16 the rollout wants 11.
+    """
+    trainer, others, share = case.figure("trainer_gpus"), case.figure("other_gpus"), case.figure("step_share")
+    if not trainer or not others or share is None or not 0 <= share < 1:
+        return ""
+    wanted = (trainer + others) * others / (others + trainer * (1 - share))
+    return f"; by what both do now, about {wanted:.0f} of the {trainer + others:.0f} GPUs should generate"
+
 
 _DRIVER: Final = say(
     "See what the driver does between the stages (timing_s/reward, timing_s/adv, and what timing_s/step"
@@ -234,10 +277,23 @@ def _update_weights(case: Case) -> Found:
 
 
 def _any_stage(case: Case) -> Found:
+    if case.finding.evidence.get("cause") == "rollout":
+        yield from _larger_pool(case)
+        return
     yield levers.all_gpus(case)
     if case.finding.scope.stage == "other" and case.figure("step_share") is not None:
+        yield _asynchronous_rewards(case)
         yield _DRIVER
     yield _profile(case)
+
+
+def _asynchronous_rewards(case: Case) -> Advice | None:
+    """Let rewards be computed beside log-probabilities; from 0.7.0 on they are computed while answers come."""
+    key = "reward_model.launch_reward_fn_async"
+    if case.config.flag(key) is not False or case.config.versions.since("0.7.0"):
+        return None
+    text = f"Set {key}=true: the reward function then runs on the CPU beside the log-probabilities on the GPUs"
+    return case.change(key, "true", text=text, reason=_idle(case), price="CPU cores that loading of data uses as well")
 
 
 def _profile(case: Case) -> Advice:

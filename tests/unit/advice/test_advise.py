@@ -223,7 +223,7 @@ def test_idle_rollout_gets_more_to_do() -> None:
         f"{R}.max_num_seqs",
         f"{R}.tensor_model_parallel_size",
     ]
-    assert parameters[f"{R}.max_num_seqs"] == ("32", "128")
+    assert parameters[f"{R}.max_num_seqs"] == ("32", "256")
 
 
 def test_idle_updates_get_larger_passes_if_memory_is_free() -> None:
@@ -276,3 +276,24 @@ def test_figures_that_are_no_measurement_are_survived(figure: float) -> None:
             keys = ("memory_total_bytes", "peak_bytes", "missing_bytes", "headroom_bytes", "lowest_bytes", "held_bytes")
             for known in ({}, {"memory_total_bytes": 80.0 * GIB, "peak_bytes": 77.0 * GIB}):
                 advise(finding(reason, stage, {**dict.fromkeys(keys, figure), **known}), job())
+
+
+def test_a_share_is_never_cut_below_half_for_what_an_engine_keeps() -> None:
+    kept = {"memory_total_bytes": 141 * GIB, "kept_bytes": 59 * GIB, "missing_bytes": 59 * GIB}
+    advice = answer(job(memory_total_bytes=141 * GIB), "RolloutMemoryNotReleased", "update_actor", kept)
+    assert given(advice)[f"{R}.gpu_memory_utilization"] == ("0.6", "0.3")
+    assert any("not be enough by itself" in a.text for a in advice)
+
+
+def test_a_pod_that_was_killed_gets_more_than_its_limit_whatever_was_seen_last() -> None:
+    seen = {"host_used_bytes": 300 * GIB, "host_limit_bytes": 1000 * GIB, "killed": 1}
+    (field, *_) = answer(job(), "HostMemoryRisk", None, seen)
+    assert (field.current, field.suggested) == ("1000Gi", "1200Gi")
+
+
+@pytest.mark.parametrize(("gpus", "found"), [(8, True), (0, False)])
+def test_a_pod_without_gpus_holds_nothing_that_is_offloaded(gpus: int, found: bool) -> None:
+    settings = {**GRPO, f"{A}.fsdp_config.optimizer_offload": "True"}
+    context = job(settings, gpu_headroom_bytes=60 * GIB)
+    figures = {"host_used_bytes": 60 * GIB, "host_limit_bytes": 64 * GIB, "gpus_requested": gpus}
+    assert (f"{A}.fsdp_config.optimizer_offload" in given(answer(context, "HostMemoryRisk", None, figures))) is found

@@ -55,3 +55,39 @@ def test_a_rollout_pool_that_stands_still_for_most_of_each_step_is_too_large(mad
     cases = held(RULE, made)
     assert [case.finding.scope.stage for case in cases] == found
     assert all(case.finding.scope.pods == ("pod-1",) and case.finding.evidence["cause"] == "pool" for case in cases)
+
+
+def _trainer_waits(share: float, *, stage_name: str = "gen", generates: bool = False) -> History:
+    """Return a trainer that waits for this part of each step of 200 s, and a pool that generates all the time."""
+    waits = {stage_name: stage(seconds=200 * share, busy=0.9 if generates else 0.0)}
+    trainer = [{**waits, "update_actor": stage(seconds=200 * (1 - share))}] * 8
+    made = history(("trainer", [trainer] * 4), ("rollout", [[{"gen": stage(seconds=200)}] * 8] * 12))
+    for pod in made.pods.values():
+        pod.work.workers_seen, pod.work.servers_seen = pod.pool == "trainer", pod.pool == "rollout"
+    made.standstills = {("trainer", stage_name, step): 0.0 if generates else 200 * share for step in range(8)}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        pytest.param(_trainer_waits(0.7), ["gen"], id="through most of each step"),
+        pytest.param(_trainer_waits(0.7, stage_name="other"), ["other"], id="the same where its pause has no name"),
+        pytest.param(_trainer_waits(0.45), [], id="for a while: they take turns"),
+        pytest.param(_trainer_waits(0.45, stage_name="other"), [], id="for a while, in a pause"),
+        pytest.param(_trainer_waits(0.7, generates=True), [], id="it generates itself"),
+    ],
+)
+def test_a_trainer_that_waits_for_other_gpus_is_told_from_an_idle_rollout(made: History, found: list[str]) -> None:
+    cases = held(RULE, made)
+    assert [case.finding.scope.stage for case in cases] == found
+    for case in cases:
+        evidence = case.finding.evidence
+        assert (evidence["cause"], evidence["trainer_gpus"], evidence["other_gpus"]) == ("rollout", 4, 12)
+        assert case.finding.scope.role == "actor"
+
+
+@pytest.mark.parametrize(("busy", "found"), [(0.15, True), (0.25, True), (0.47, False), (0.35, False)])
+def test_a_generation_is_a_waste_where_hardly_anything_runs(busy: float, found: bool) -> None:
+    steps = [{"gen": stage(seconds=200, busy=busy), "update_actor": stage(seconds=60)}] * 8
+    assert bool(held(RULE, history(("w", [steps] * 4)))) is found

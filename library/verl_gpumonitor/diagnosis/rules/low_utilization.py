@@ -10,14 +10,15 @@ counts there is time in which *no* GPU of the pool does anything: the engine sta
 (verl-project/verl#3114). Time between stages counts as a pause (stage `other`): data, reward functions, the driver.
 A checkpoint now and then is none, one in each step that takes as much is. GPUs that only serve a reward model or a
 teacher wait by design, and so does for a while whoever trains or generates in turn with another pool; but a rollout
-pool that stands still for most of each step is larger than its trainer can use.
+pool that stands still for most of each step is larger than its trainer can use, and one for which the trainer waits
+through much of each step is too small.
 """
 
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from verl_gpumonitor.diagnosis.alike import alike, trains
+from verl_gpumonitor.diagnosis.alike import alike, generates, trains
 from verl_gpumonitor.diagnosis.history import WINDOW_SECONDS, GpuHistory, History
 from verl_gpumonitor.diagnosis.rule import ENGINE, TRAINING, Cadence, Case, Open, Rule, Verdict, duration, finding
 from verl_gpumonitor.diagnosis.thresholds import LowUtilization, Thresholds
@@ -29,7 +30,8 @@ from verl_gpumonitor.model.vocabulary import UNKNOWN
 REASON = "LowUtilization"
 SAVE = "save_checkpoint"
 POOL_IDLE = 0.6
-"""Part of each step in which a rollout pool stands still, from which on it is too large, and not only out of step."""
+"""Part of each step in which a rollout pool stands still, from which on it is too large, and not only out of step with
+its trainer; and in which the trainer waits, from which on the rollout pool is too small."""
 
 
 class Waste(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,11 +66,18 @@ def low_utilization(history: History, thresholds: Thresholds, _: Open) -> Verdic
         for part in own:
             lengths = _lengths(part, limits.steps)
             waits = len(pools) > 1 or len(parts) > 1
+            beside = waits and not any(generates(gpu) for gpu in part)
             for stage in sorted({stage for gpu in part for stage in gpu.past}):
-                # A trainer beside others waits for them by design, which nobody tells from its own pauses.
-                if not waits or stage not in ((OTHER,) if len(parts) == 1 else (OTHER, *ENGINE)):
-                    cases += _stage(history, pool, part, stage, lengths, limits)
+                # A trainer beside others waits for them by design, which nobody tells from its own pauses; if it does
+                # little else, they are its rollout's.
+                if not waits or (beside and stage in (GEN, OTHER)) or stage not in _not_its_own(len(parts)):
+                    cases += _stage(history, pool, part, stage, lengths, limits, beside=beside)
     return cases
+
+
+def _not_its_own(parts: int) -> Sequence[str]:
+    """Return the stages in which a trainer beside others may wait for them."""
+    return (OTHER,) if parts == 1 else (OTHER, *ENGINE)
 
 
 def _rollout_pool(pools: Mapping[str, Sequence[GpuHistory]], trainers: Sequence[str]) -> str | None:
@@ -113,12 +122,18 @@ def _stage(
     stage: str,
     lengths: Mapping[int, float],
     limits: LowUtilization,
+    *,
+    beside: bool,
 ) -> list[Case]:
+    """Judge one stage. `beside`: these GPUs train, and others generate for them."""
+    # What a trainer has of generation is the time in which it waits for it: a pause.
+    pause = beside and stage in (GEN, OTHER)
     wastes = [_waste(history, pool, gpus, stage, step, length) for step, length in lengths.items()]
-    known = [w for w in wastes if w is not None and _wastes(stage, w, limits)]
+    known = [w for w in wastes if w is not None and (_waits(w, limits) if pause else _wastes(stage, w, limits))]
     if len(known) < limits.steps:
         return []
-    return [_case(pool, gpus, stage, known)]
+    others = len(history.gpus) - len(gpus)
+    return [_case(pool, gpus, stage, known, cause="rollout" if pause else None, others=others)]
 
 
 def _waste(
@@ -148,35 +163,55 @@ def _wastes(stage: str, waste: Waste, limits: LowUtilization) -> bool:
     return stage in TRAINING and waste.utilization < limits.training_utilization
 
 
+def _waits(waste: Waste, limits: LowUtilization) -> bool:
+    return waste.share >= POOL_IDLE and waste.seconds >= limits.seconds and waste.utilization < 0.1
+
+
 def _case(
-    pool: str, gpus: Sequence[GpuHistory], stage: str, wastes: Sequence[Waste], *, cause: str | None = None
+    pool: str,
+    gpus: Sequence[GpuHistory],
+    stage: str,
+    wastes: Sequence[Waste],
+    *,
+    cause: str | None = None,
+    others: int = 0,
 ) -> Case:
+    """Make the case. `cause`: `pool`, the rollout's is too large; `rollout`, the trainer waits for `others`."""
     seconds = sum(w.seconds for w in wastes) / len(wastes)
     utilization = sum(w.utilization for w in wastes) / len(wastes)
     share = sum(w.share for w in wastes) / len(wastes)
     idle = min(w.idle for w in wastes)
     what = "between stages" if stage == OTHER else f"in {stage}"
-    message = (
-        f"GPUs are {percent(utilization)} busy {what}, which takes {duration(seconds)} and {percent(share)} of a step,"
-        f" in {len(wastes)} steps in a row"
-    )
-    if cause is not None:
+    row = f"in {len(wastes)} steps in a row"
+    if cause == "pool":
         message = (
-            f"GPUs of the rollout pool stand still for {percent(idle)} of a step and more, in {len(wastes)} steps in a"
-            f" row, and are {percent(utilization)} busy: the trainer cannot use so many"
+            f"GPUs of the rollout pool stand still for {percent(idle)} of a step and more, {row}, and are"
+            f" {percent(utilization)} busy: the trainer cannot use so many"
         )
-    elif idle >= 0.2:
-        message += f"; for {percent(idle)} of it none of them does anything"
+    elif cause == "rollout":
+        message = (
+            f"GPUs of the trainer wait {duration(seconds)}, {percent(share)} of a step, {row}, for what other GPUs"
+            f" generate: the rollout cannot keep up"
+        )
+    else:
+        message = (
+            f"GPUs are {percent(utilization)} busy {what}, which takes {duration(seconds)} and {percent(share)} of a"
+            f" step, {row}"
+        )
+        message += f"; for {percent(idle)} of it none of them does anything" if idle >= 0.2 else ""
     evidence: Evidence = {
         "utilization": round(utilization, 4),
         "idle_ratio": round(idle, 4),
-        "stage_seconds" if cause is None else "step_seconds": round(seconds, 1),
+        "step_seconds" if cause == "pool" else "stage_seconds": round(seconds, 1),
         "step_share": round(share, 4),
         "steps": len(wastes),
     }
     if cause is not None:
         evidence["cause"] = cause
-    role = next((p.role for gpu in gpus for p in gpu.pieces(stage, 1)), UNKNOWN)
+    if cause == "rollout":
+        evidence |= {"trainer_gpus": len(gpus), "other_gpus": others}
+    stages = (stage,) if cause != "rollout" else sorted(TRAINING, key=lambda name: name != "update_actor")
+    role = next((p.role for gpu in gpus for name in stages for p in gpu.pieces(name, 1)), UNKNOWN)
     named = sorted(gpus, key=lambda gpu: (gpu.pod.name, gpu.index or 0))
     found = finding(REASON, message, gpus=named, stage=stage, role=role, evidence=evidence)
     return Case(key=f"{pool}/{stage}", finding=found)
