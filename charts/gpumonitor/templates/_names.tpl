@@ -26,6 +26,20 @@ SPDX-License-Identifier: Apache-2.0
 {{- end -}}
 {{- end -}}
 
+{{/* Refuse a second release: both would write the same GPUMonitors. Only where Helm talks to a cluster is one seen. */}}
+{{- define "gpumonitor.refuseSecond" -}}
+{{- $root := . -}}
+{{- range (lookup "admissionregistration.k8s.io/v1" "MutatingWebhookConfiguration" "" "").items -}}
+{{- $annotations := default dict .metadata.annotations -}}
+{{- $name := default "" (get $annotations "meta.helm.sh/release-name") -}}
+{{- $namespace := default "" (get $annotations "meta.helm.sh/release-namespace") -}}
+{{- $ours := eq "gpumonitor" (default "" (get (default dict .metadata.labels) "app.kubernetes.io/part-of")) -}}
+{{- if and $ours $name (not (and (eq $name $root.Release.Name) (eq $namespace $root.Release.Namespace))) -}}
+{{- fail (printf "release %s in namespace %s is GPUMonitor, too, and works in all namespaces of the cluster: two would write the same GPUMonitors, each what the other does not see. Upgrade that one, or uninstall it first." $name $namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* What never changes over the life of a release, and so may select. */}}
 {{- define "gpumonitor.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "gpumonitor.name" . }}
