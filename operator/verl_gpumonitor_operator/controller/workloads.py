@@ -155,8 +155,7 @@ class Workloads:
         self._trainers.discard(uid)
         workload.forget_left()
         for group in workload.groups.values():
-            if not group.pods:
-                self._groups.pop(group.key, None)
+            self._part(group)
 
     def known(self, kind: JobKind) -> Iterator[str]:
         """Uids of the objects of this kind that are not known to be gone (for the comparison with a list)."""
@@ -339,7 +338,7 @@ class Workloads:
         self._join(group)
 
     def _join(self, group: PodGroup) -> None:
-        """Join a group with its workload, for good: the RayCluster may be gone before its last pod is."""
+        """Join a group with its workload, for as long as that is known: the RayCluster may go before its last pod."""
         owner = self._owner_of(group)
         workload = self._workloads.get(owner) if owner is not None else None
         if workload is None or group.workload is not None or workload.job.namespace != group.namespace:
@@ -350,6 +349,18 @@ class Workloads:
         for track in group.pods.values():
             self._restore_pod(group, track)
         self._touch_group(group)
+
+    def _part(self, group: PodGroup) -> None:
+        """Part a group from its workload, which is forgotten. One that lives on may be another's by now.
+
+        That is so with a RayCluster whose RayJob was deleted without it: it is nobody's then, and its own workload.
+        """
+        group.workload = None
+        if group.pods:
+            self._orphans.add(group.key)
+            self._join(group)
+        else:
+            self._groups.pop(group.key, None)
 
     def _touch_group(self, group: PodGroup) -> None:
         if group.workload in self._workloads:

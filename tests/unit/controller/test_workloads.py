@@ -97,6 +97,41 @@ def test_a_job_of_another_namespace_gets_no_pods(kind: JobKind) -> None:
     assert names(of(workloads, "victim")) == set()
 
 
+def test_a_cluster_that_outlives_its_job_is_its_own_workload() -> None:
+    """As after `kubectl delete rayjob --cascade=orphan`."""
+    workloads = Workloads()
+    for step in STEPS.values():
+        step(workloads)
+    send(workloads, "w-0", 10.0)
+    workloads.job_seen(job(RAY_CLUSTER, "c1"), NOW)
+    workloads.job_gone(RAY_JOB, "uid-grpo", NOW)
+    assert names(of(workloads, "grpo")) == {"w-0"}, "the job's until its last status is written"
+    workloads.forget("uid-grpo")
+    assert names(of(workloads, "c1")) == {"w-0"}
+    assert send(workloads, "w-0", 15.0, sequence=2) == AcceptResult(accepted=2)
+    assert of(workloads, "c1").totals().gpu_seconds == 15.0
+
+
+@pytest.mark.parametrize("kind", [RAY_JOB, PYTORCH_JOB])
+def test_pods_that_outlive_a_forgotten_job_leave_nothing_behind(kind: JobKind) -> None:
+    workloads = Workloads()
+    workloads.job_seen(job(kind, "grpo", ray_cluster="c1" if kind is RAY_JOB else None), NOW)
+    owner = owner_of(kind, "grpo")
+    if kind is RAY_JOB:
+        workloads.job_seen(job(RAY_CLUSTER, "c1", owner=owner), NOW)
+        owner = owner_of(RAY_CLUSTER, "c1")
+    pods = [pod(f"w-{number}", owner) for number in range(3)]
+    for item in pods:
+        workloads.pod_seen(item)
+    workloads.job_gone(kind, "uid-grpo", NOW)
+    workloads.forget("uid-grpo")
+    workloads.job_gone(RAY_CLUSTER, "uid-c1", NOW)
+    for item in pods:
+        workloads.pod_gone(item)
+    workloads.take_dirty()
+    assert not {name: held for name, held in vars(workloads).items() if held}
+
+
 def test_a_bare_ray_cluster_is_its_own_workload() -> None:
     workloads = Workloads()
     workloads.pod_seen(pod("w-0", owner_of(RAY_CLUSTER, "c1")))
