@@ -392,7 +392,7 @@ class Reconciler:
         since = workload.ended_at if workload.ended_at is not None else now
         if now - since >= self._late_seconds or not any(True for _ in workload.telling_pods()):
             entry.finished = True
-            workload.forget_left()
+            self._workloads.told_all(workload)
             entry.restored = False
             if self._clinic is not None:
                 self._clinic.forget(workload.job.uid)

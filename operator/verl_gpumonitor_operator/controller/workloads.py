@@ -140,8 +140,14 @@ class Workloads:
         if workload is not None and workload.gone_at is None:
             workload.gone_at = now
             workload.ended_at = workload.ended_at if workload.ended_at is not None else now
-            workload.leave_borrowed()
+            self._leave(workload)
             self._dirty.add(uid)
+
+    def told_all(self, workload: Workload) -> None:
+        """Take note that nothing more is to be told of a workload by the cluster that it borrowed."""
+        left = workload.left
+        workload.forget_left()
+        self._tidy(left)
 
     def forget(self, uid: str) -> None:
         """Drop a workload whose object is gone and whose GPUMonitor has been dealt with."""
@@ -153,7 +159,8 @@ class Workloads:
             del self._by_name[key]
         self._borrowing.discard(uid)
         self._trainers.discard(uid)
-        workload.forget_left()
+        self._leave(workload)
+        self.told_all(workload)
         for group in workload.groups.values():
             self._part(group)
 
@@ -217,9 +224,7 @@ class Workloads:
         ):
             workload.steps_missed.pop(pod.uid, None)
         self._touch_group(group)
-        if not group.pods and self._workload_of(group) is None and not group.borrowers | group.leavers:
-            self._groups.pop(group.key, None)
-            self._orphans.discard(group.key)
+        self._tidy(group)
 
     def accept(self, identity: PodIdentity, report: Report, received_at: float) -> AcceptResult:
         """Count a report of a pod that the directory knows."""
@@ -356,11 +361,17 @@ class Workloads:
         That is so with a RayCluster whose RayJob was deleted without it: it is nobody's then, and its own workload.
         """
         group.workload = None
-        if group.pods:
-            self._orphans.add(group.key)
-            self._join(group)
-        else:
+        self._orphans.add(group.key)
+        self._join(group)
+        self._tidy(group)
+
+    def _tidy(self, *groups: PodGroup | None) -> None:
+        """Drop groups that have no pods and that nobody counts."""
+        for group in groups:
+            if group is None or group.pods or group.borrowers or group.leavers or self._workload_of(group) is not None:
+                continue
             self._groups.pop(group.key, None)
+            self._orphans.discard(group.key)
 
     def _touch_group(self, group: PodGroup) -> None:
         if group.workload in self._workloads:
@@ -372,8 +383,8 @@ class Workloads:
         job = workload.job
         if not job.borrows_cluster:
             return
-        if job.ended:
-            workload.leave_borrowed()
+        if job.ended or workload.gone_at is not None:
+            self._leave(workload)
             return
         cluster = self.cluster_of(workload)
         if cluster is None or job.ray_cluster is None:
@@ -385,12 +396,17 @@ class Workloads:
             )
             self._add(group)
         if workload.borrowed is not group:
-            workload.leave_borrowed()
+            self._leave(workload)
             workload.borrowed = group
             group.borrowers.add(job.uid)
             workload.base = workload.base if workload.base is not None else _base_of(group)
             if len(group.borrowers) > 1:
                 self._note_sharing(group)
+
+    def _leave(self, workload: Workload) -> None:
+        groups = workload.borrowed, workload.left
+        workload.leave_borrowed()
+        self._tidy(*groups)
 
     def _note_sharing(self, group: PodGroup) -> None:
         for uid in group.borrowers:
