@@ -14,6 +14,17 @@ from .context import Context
 MAX_ADVICE: Final = 4
 """A person tries one change after another; a list of ten is none."""
 
+_TRAINERS: Final = frozenset({"PyTorchJob", "TrainJob", "MPIJob"})
+_OF_RL: Final = (
+    "actor_rollout_ref.",
+    "critic.",
+    "reward.",
+    "reward_model.",
+    "algorithm.",
+    "rollout.",
+    "async_training.",
+)
+
 _ADVISORS: Final[dict[str, Callable[[Case], Found]]] = {
     "OOMRisk": memory.oom_risk,
     "MemoryGrowth": memory.memory_growth,
@@ -40,8 +51,15 @@ def advise(finding: Finding, context: Context) -> tuple[Advice, ...]:
         return ()
     chosen: dict[str, Advice] = {}
     for advice in advisor(Case(finding=finding, context=context)):
-        if advice is not None:
+        if advice is not None and not _foreign(advice, finding, context):
             chosen.setdefault(advice.parameter or advice.text, advice)
         if len(chosen) >= MAX_ADVICE:
             break
     return tuple(chosen.values())
+
+
+def _foreign(advice: Advice, finding: Finding, context: Context) -> bool:
+    """Say whether a key of verl's RL trainers is meant for a job that torchrun starts, and that tells no stages."""
+    key = (advice.parameter or "").removeprefix("+")
+    plain = context.kind in _TRAINERS and finding.scope.stage in (None, "other", "unknown")
+    return plain and context.config.ppo is not True and key.startswith(_OF_RL)

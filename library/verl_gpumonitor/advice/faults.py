@@ -23,6 +23,13 @@ def hang(case: Case) -> Found:
         )
         if case.config.flag(f"{R}.multi_turn.enable"):
             yield _bounded_turns(case)
+    elif not case.figure("spinning_gpus") and case.figure("still_gpus"):
+        yield say(
+            "See what the driver waits for: py-spy dump --pid of its process (TaskRunner, on the head or on a worker),"
+            " then of the workers. No GPU computes, so that no collective is what they wait in: usual causes are a"
+            " reward or a data loader that does not return, storage, a worker that died unseen (ray list actors)",
+            reason=f"no progress in {case.stage or 'the job'}, and all GPUs stand still",
+        )
     else:
         yield say(
             "Look at the ranks that the finding names first: py-spy dump --pid of their worker processes shows"

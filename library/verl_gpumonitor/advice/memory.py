@@ -59,8 +59,9 @@ _TRAINED: Final = frozenset({"old_log_prob", "ref", "values", "update_critic", "
 
 def lone_gpu(case: Case) -> Found:
     """Yield what takes load off one GPU that carries more than its peers."""
-    groups = levers.smaller_rollout_groups(case)
-    yield doubtful(groups, "If the rollout is uneven too: ") if case.stage in _TRAINED else groups
+    trained = case.stage in _TRAINED
+    yield _not_the_jobs(case)
+    yield None if trained else levers.smaller_rollout_groups(case)
     yield levers.own_reward_pool(case)
     yield levers.all_gpus(case)
     yield say(
@@ -68,6 +69,20 @@ def lone_gpu(case: Case) -> Found:
         " judge that was loaded there by default (cuda:0), or a part of the model that is not split. Give each rank"
         " its own device (torch.cuda.set_device(LOCAL_RANK)), and each model a pool of its own",
         reason="its peers of the same pool hold far less, so the size of the batch is not what fills it",
+    )
+    if trained:
+        yield doubtful(levers.smaller_rollout_groups(case), "If the rollout is uneven too: ")
+
+
+def _not_the_jobs(case: Case) -> Advice | None:
+    """Memory that is not the job's own is found already, and no setting of the job's gives it back."""
+    others = sorted(case.context.open_reasons & {"LeftoverMemory", "ForeignProcess"})
+    if not others:
+        return None
+    return say(
+        f"Look at the finding {' and '.join(others)} first: where it names this GPU, its peers have that memory free",
+        reason="memory that is not the job's lies on a GPU",
+        confidence="medium",
     )
 
 

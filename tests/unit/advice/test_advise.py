@@ -297,3 +297,37 @@ def test_a_pod_without_gpus_holds_nothing_that_is_offloaded(gpus: int, found: bo
     context = job(settings, gpu_headroom_bytes=60 * GIB)
     figures = {"host_used_bytes": 60 * GIB, "host_limit_bytes": 64 * GIB, "gpus_requested": gpus}
     assert (f"{A}.fsdp_config.optimizer_offload" in given(answer(context, "HostMemoryRisk", None, figures))) is found
+
+
+@pytest.mark.parametrize(
+    ("kind", "stage", "found"),
+    [
+        pytest.param("PyTorchJob", "other", False, id="torchrun that tells no stages"),
+        pytest.param("PyTorchJob", "update_actor", True, id="a trainer whose stages are told"),
+        pytest.param("RayJob", "update_actor", True, id="a Ray job whose settings are out of sight"),
+    ],
+)
+@pytest.mark.parametrize("reason", ["Imbalance", "OOMRisk"])
+def test_a_job_of_torchrun_gets_no_keys_of_rl(reason: str, kind: str, stage: str | None, found: bool) -> None:
+    context = context_of("bash train.sh", kind=kind, gpus=16, gpus_per_pod=8, memory_total_bytes=80 * GIB)
+    figures = {**NEAR_THE_END, "metric": "utilization"}
+    keys = given(advise(finding(reason, stage, figures), context))
+    assert any(key.startswith("actor_rollout_ref.") for key in keys) is found
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        pytest.param({"spinning_gpus": 0, "still_gpus": 8}, "the driver waits for", id="all stand still"),
+        pytest.param({"spinning_gpus": 7, "still_gpus": 1}, "wait in a collective", id="one stands still"),
+        pytest.param({"spinning_gpus": 8, "still_gpus": 0}, "wait in a collective", id="all spin"),
+    ],
+)
+def test_where_all_stand_still_the_driver_is_looked_at(figures: Mapping[str, int], words: str) -> None:
+    assert words in answer(job(), "Hang", "other", figures)[0].text
+
+
+def test_memory_that_is_not_the_jobs_is_looked_at_before_its_settings() -> None:
+    figures = {**NEAR_THE_END, "cause": "beside_peers", "metric": "memory"}
+    first, *_ = answer(job(open_reasons={"LeftoverMemory"}), "Imbalance", "gen", figures)
+    assert (first.parameter, "LeftoverMemory" in first.text) == (None, True)

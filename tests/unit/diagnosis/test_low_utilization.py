@@ -4,7 +4,7 @@
 
 import pytest
 
-from tests.unit.diagnosis.pasts import Steps, held, history, stage
+from tests.unit.diagnosis.pasts import TOTAL_BYTES, Steps, held, history, stage
 from verl_gpumonitor.diagnosis.history import History
 from verl_gpumonitor.diagnosis.rules.low_utilization import RULE
 
@@ -91,3 +91,9 @@ def test_a_trainer_that_waits_for_other_gpus_is_told_from_an_idle_rollout(made: 
 def test_a_generation_is_a_waste_where_hardly_anything_runs(busy: float, found: bool) -> None:
     steps = [{"gen": stage(seconds=200, busy=busy), "update_actor": stage(seconds=60)}] * 8
     assert bool(held(RULE, history(("w", [steps] * 4)))) is found
+
+
+def test_it_is_told_what_the_stage_leaves_free_and_not_what_the_engine_does() -> None:
+    steps = [{"gen": stage(seconds=40, peak=0.9), "update_actor": stage(seconds=200, busy=0.2, peak=0.3)}] * 8
+    (case,) = held(RULE, history(("w", [steps] * 4)))
+    assert case.finding.evidence["headroom_bytes"] == round(0.7 * TOTAL_BYTES)

@@ -206,6 +206,9 @@ def _case(
         "step_share": round(share, 4),
         "steps": len(wastes),
     }
+    headroom = _headroom(gpus, stage, len(wastes)) if stage in TRAINING else None
+    if headroom is not None:
+        evidence["headroom_bytes"] = headroom
     if cause is not None:
         evidence["cause"] = cause
     if cause == "rollout":
@@ -215,6 +218,16 @@ def _case(
     named = sorted(gpus, key=lambda gpu: (gpu.pod.name, gpu.index or 0))
     found = finding(REASON, message, gpus=named, stage=stage, role=role, evidence=evidence)
     return Case(key=f"{pool}/{stage}", finding=found)
+
+
+def _headroom(gpus: Sequence[GpuHistory], stage: str, steps: int) -> int | None:
+    """Return what a stage left free on its fullest GPU: a larger batch takes its memory in this stage alone."""
+    left = []
+    for gpu in gpus:
+        peaks = [piece.peak_bytes for piece in gpu.pieces(stage, steps) if piece.peak_bytes is not None]
+        if gpu.total_bytes and peaks:
+            left.append(round(gpu.total_bytes - max(peaks)))
+    return max(0, min(left)) if left else None
 
 
 def _windows(pool: str, gpus: Sequence[GpuHistory], limits: LowUtilization) -> list[Case]:
