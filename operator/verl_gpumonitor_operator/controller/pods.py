@@ -5,6 +5,7 @@
 Of an object of 26 KB some 40 fields are decoded; the rest is skipped unread. Ten thousand pods take about 2.5 s.
 """
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -28,6 +29,8 @@ from verl_gpumonitor_operator.kube.reflector import Decoded, Reflector
 
 from .jobs import GpuResources
 from .ports import ContainerPhase, ContainerState, Owner, PodObserver, PodRecord
+
+logger = logging.getLogger(__name__)
 
 KEPT_LABELS: Final = (
     RAY_CLUSTER,
@@ -216,6 +219,15 @@ def _phase(state: _State) -> ContainerPhase:
     return ContainerPhase.TERMINATED if state.terminated else ContainerPhase.WAITING
 
 
+def _tell(observer: Callable[[PodRecord], None], pod: PodRecord) -> None:
+    try:
+        observer(pod)
+    except Exception:
+        # A fault of ours in what is shown of a pod must not keep it from the rescue, which hears of it next.
+        target = {"kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid}
+        logger.exception("pod cannot be taken", extra={"object": target})
+
+
 class PodStore:
     """All known pods by name. A `PodDirectory`; tells its observers of each change."""
 
@@ -228,7 +240,7 @@ class PodStore:
         """Tell this observer of all changes from now on, and of all pods that are known already."""
         self._observers.append(observer)
         for pod in list(self._pods.values()):
-            observer.pod_seen(pod)
+            _tell(observer.pod_seen, pod)
 
     @property
     def synced(self) -> bool:
@@ -256,7 +268,7 @@ class PodStore:
         self._pods[key] = item
         if before != item:
             for observer in self._observers:
-                observer.pod_seen(item)
+                _tell(observer.pod_seen, item)
 
     def gone(self, item: PodRecord) -> None:
         """Forget a pod."""
@@ -264,7 +276,7 @@ class PodStore:
             return
         pod = self._pods.pop((item.namespace, item.name))
         for observer in self._observers:
-            observer.pod_gone(pod)
+            _tell(observer.pod_gone, pod)
 
 
 def reflectors(client: KubeClient, gpus: GpuResources) -> tuple[PodStore, list[Reflector[PodRecord]]]:

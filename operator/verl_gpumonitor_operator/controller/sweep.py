@@ -83,6 +83,14 @@ class SweepState:
     """Kinds whose list failed, each until it works again."""
 
 
+def _taken(kind: str, take: Callable[[Mapping[str, Any]], None], body: Mapping[str, Any]) -> None:
+    try:
+        take(body)
+    except Exception:
+        # A fault of ours over one object, which anybody may have written, must not end the work for all others.
+        logger.exception("object cannot be taken, left out", extra={"reason": kind})
+
+
 class Sweeper:
     """Compares what is believed with lists."""
 
@@ -194,7 +202,7 @@ class Sweeper:
             async with aclosing(list_all(self._client, path)) as chunks:
                 async for items, _ in chunks:
                     for number, raw in enumerate(items):
-                        take(_decoder.decode(raw))
+                        _taken(kind, take, _decoder.decode(raw))
                         if number % 50 == 49:
                             await asyncio.sleep(0)
         except NotFoundError as error:

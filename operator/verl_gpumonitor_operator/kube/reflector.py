@@ -243,13 +243,20 @@ class Reflector(Generic[T]):
 
     def _upsert(self, decoded: Decoded[T]) -> None:
         self._known[decoded.uid] = decoded.item
-        self.mirror.seen(decoded.item)
+        self._tell(self.mirror.seen, decoded.item)
 
     def _forget(self, uids: Iterable[str]) -> None:
         for uid in list(uids):
             item = self._known.pop(uid, None)
             if item is not None:
-                self.mirror.gone(item)
+                self._tell(self.mirror.gone, item)
+
+    def _tell(self, mirror: Callable[[T], None], item: T) -> None:
+        try:
+            mirror(item)
+        except Exception:
+            # A fault of ours over one object, which anybody may have written, must not end the work for all others.
+            logger.exception("object cannot be taken, left out", extra={"path": self.path})
 
     def _touch(self) -> None:
         self.state.last_event_at = self._now()

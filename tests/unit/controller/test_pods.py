@@ -181,3 +181,20 @@ def test_an_owner_that_cannot_be_is_none(key: str) -> None:
     body = copy.deepcopy(BODY)
     body["metadata"]["ownerReferences"][1][key] = HUGE
     assert decode(msgspec.json.encode(body), GPUS).item.owner is None
+
+
+def test_an_observer_that_fails_keeps_no_pod_from_the_others() -> None:
+    class Failing:
+        def pod_seen(self, pod: PodRecord) -> None:
+            raise KeyError(pod.uid)
+
+        def pod_gone(self, pod: PodRecord) -> None:
+            raise KeyError(pod.uid)
+
+    store, heard = PodStore(lambda: True), Told()
+    store.seen(pod("early", None))
+    for observer in (Failing(), heard):
+        store.watch(observer)
+    store.seen(pod("late", None))
+    store.gone(pod("early", None))
+    assert (heard.seen, heard.gone) == (["uid-early", "uid-late"], ["uid-early"])

@@ -257,3 +257,27 @@ async def test_after_a_watch_that_lived_the_pauses_are_short_again(monkeypatch: 
     monkeypatch.setattr(module, "STEADY_SECONDS", 0.0)
     await played(Script([listed("a")], [[UnreachableError("reset")] for _ in range(3)]))
     assert slow.pauses == [0.5, 0.5, 0.5]
+
+
+async def test_a_fault_of_ours_over_one_object_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty(Mirror):
+        def seen(self, item: str) -> None:
+            if item == "bad":
+                raise KeyError(item)
+            super().seen(item)
+
+        def gone(self, item: str) -> None:
+            if item == "bad":
+                raise KeyError(item)
+            super().gone(item)
+
+    mirror = Faulty()
+    deleted = [event("DELETED", item("bad", "11")), event("ADDED", item("c", "12"))]
+    script = Script([listed("a", "bad", "b")], [cast(list[bytes | KubeError], deleted)])
+    reflector = Reflector(client=cast(KubeClient, script), path="/x", query={}, decode=decode, mirror=mirror)
+    task = asyncio.create_task(reflector.run())
+    await asyncio.wait_for(script.done.wait(), timeout=5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert mirror.held == {"a", "b", "c"}
+    assert [record.message for record in caplog.records] == ["object cannot be taken, left out"] * 2

@@ -112,6 +112,25 @@ async def test_what_is_listed_is_seen_and_what_is_not_is_gone() -> None:
     assert believes.listed_kinds == set(JobKind)
 
 
+async def test_a_fault_of_ours_over_one_object_keeps_no_other_from_being_seen(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lists, believes, sweeper = swept()
+    believes.jobs[JobKind.RAY_JOB] = {"uid-bad"}
+    lists.held[RAY] = [{"metadata": metadata(name)} for name in ("a", "bad", "b")]
+    taken = believes.job_seen
+
+    def job_seen(kind: JobKind, body: Mapping[str, Any]) -> None:
+        if body["metadata"]["name"] == "bad":
+            raise KeyError("bad")
+        taken(kind, body)
+
+    monkeypatch.setattr(believes, "job_seen", job_seen)
+    assert await sweeper.sweep()
+    assert believes.jobs[JobKind.RAY_JOB] == {"uid-a", "uid-b", "uid-bad"}, "what is listed is not gone"
+    assert "object cannot be taken, left out" in caplog.messages
+
+
 ABSENT = NotFoundError("no such kind", status=404)
 
 
