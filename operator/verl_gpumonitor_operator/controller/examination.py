@@ -17,7 +17,7 @@ from .clinic import NOT_SEEN, Clinic, Opinion, thresholds_of
 from .entry import Entry
 from .jobs import JobKind
 from .launch import Launches, command_of
-from .namespaces import DISABLED, Namespaces
+from .namespaces import Choice
 from .podtrack import PodTrack
 from .stages import StageView, trains_alone, view
 from .status import Condition, GpuView, Picture
@@ -38,14 +38,14 @@ class Examiner:
         self,
         *,
         workloads: Workloads,
-        namespaces: Namespaces,
+        choice: Choice,
         settings: Settings,
         limits: DiagnosisLimits,
         clinic: Clinic | None,
         listening_since: float,
     ) -> None:
         self._workloads = workloads
-        self._namespaces = namespaces
+        self._choice = choice
         self._settings = settings
         self._limits = limits
         self._clinic = clinic
@@ -223,7 +223,7 @@ class Examiner:
             listening_since=self.listening_since,
             patience=self._patience,
             images=self._settings.images,
-            opted_out=self._namespaces.inject(track.record.namespace) == DISABLED,
+            not_asked=self._choice.why_not(track.record.namespace),
             pending=pending,
         )
         return PodSummary(

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""What namespaces say of injection, by their label. The webhook is not called for those that are opted out."""
+"""What namespaces say of injection, by their label, and what the settings make of it.
+
+The webhook is not called for those that are opted out or excluded.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -10,6 +13,7 @@ import msgspec
 from verl_gpumonitor.model import wiring
 from verl_gpumonitor_operator.kube.client import KubeClient
 from verl_gpumonitor_operator.kube.reflector import Decoded, Reflector
+from verl_gpumonitor_operator.settings import ALWAYS_EXCLUDED_NAMESPACES, InjectionMode, Settings
 
 ENABLED: Final = "enabled"
 DISABLED: Final = "disabled"
@@ -54,6 +58,38 @@ class Namespaces:
     def inject(self, name: str) -> str | None:
         """Return the label's value; None where there is none, or it is not known yet."""
         return self._inject.get(name)
+
+
+class Choice:
+    """Whose pods get a sidecar without anybody's saying so."""
+
+    def __init__(self, namespaces: Namespaces, settings: Settings) -> None:
+        self._namespaces = namespaces
+        self._mode = settings.injection.mode
+        self._excluded = {*ALWAYS_EXCLUDED_NAMESPACES, settings.namespace, *settings.injection.excluded_namespaces}
+
+    def excludes(self, namespace: str) -> bool:
+        """Whether a namespace is left alone, whatever its labels say."""
+        return namespace in self._excluded
+
+    def waits_for_word(self, namespace: str) -> bool:
+        """Whether a pod there must say itself that it is to get a sidecar."""
+        return self._mode is InjectionMode.OPT_IN and self._namespaces.inject(namespace) != ENABLED
+
+    def why_not(self, namespace: str) -> str | None:
+        """Say why a pod there has no sidecar, though the webhook said nothing of it; None: it should have one."""
+        if self.excludes(namespace):
+            return (
+                "The namespace is left alone: it is GPUMonitor's own, Kubernetes' or in injection.excludedNamespaces."
+            )
+        if self._namespaces.inject(namespace) == DISABLED:
+            return f"The namespace has the label {wiring.INJECT}: disabled."
+        if self.waits_for_word(namespace):
+            return (
+                f"With injection.mode optIn, a pod gets a sidecar where it or its namespace has {wiring.INJECT}: "
+                "enabled; the namespace has not."
+            )
+        return None
 
 
 def decode(raw: msgspec.Raw | bytes) -> Decoded[NamespaceSeen]:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from verl_gpumonitor.diagnosis import DiagnosisLimits
 from verl_gpumonitor.model.vocabulary import Severity
-from verl_gpumonitor_operator.settings import ALWAYS_EXCLUDED_NAMESPACES, InjectionMode, Settings
+from verl_gpumonitor_operator.settings import Settings
 
 from . import ledger_text, monitors
 from .assessment import open_in, states_of
@@ -28,7 +28,7 @@ from .jobs import from_object as job_from_object
 from .known_monitors import KnownMonitors
 from .ledgers import Ledgers
 from .monitors import MonitorSeen
-from .namespaces import ENABLED, Namespaces
+from .namespaces import Choice, Namespaces
 from .ports import PodRecord
 from .retirement import Retirement
 from .status import Status, Urgency, render, urgency
@@ -77,23 +77,18 @@ class Reconciler:
         self._workloads = workloads
         self._clinic = clinic
         """The stage-aware diagnosis, which is shown the reports by `workloads`; None: the simple rules alone."""
-        self._namespaces = namespaces
+        self._choice = Choice(namespaces, settings)
         self._writer = writer
         self._recorder = recorder
         self._ledgers = ledgers
         self._settings = settings
         self._clock = clock
         self._gpus = GpuResources.of(settings.injection.gpu_resources)
-        self._excluded_namespaces = {
-            *ALWAYS_EXCLUDED_NAMESPACES,
-            settings.namespace,
-            *settings.injection.excluded_namespaces,
-        }
         self._entries: dict[str, Entry] = {}
         self._known = KnownMonitors()
         self._examiner = Examiner(
             workloads=workloads,
-            namespaces=namespaces,
+            choice=self._choice,
             settings=settings,
             limits=limits,
             clinic=clinic,
@@ -357,10 +352,10 @@ class Reconciler:
     def _wanted(self, workload: Workload) -> bool:
         """Whether a workload gets a GPUMonitor without anybody's making one: it has GPUs, and is to be monitored."""
         namespace = workload.job.namespace
-        if namespace in self._excluded_namespaces:
+        if self._choice.excludes(namespace):
             return False
         tracks = list(workload.pods())
-        if self._settings.injection.mode is InjectionMode.OPT_IN and self._namespaces.inject(namespace) != ENABLED:
+        if self._choice.waits_for_word(namespace):
             # Somebody chose this job, or the webhook had a reason not to follow that choice.
             return any(track.record.injected is not None or track.record.skip_reason for track in tracks)
         return bool(workload.job.gpus_requested) or any(track.record.gpus_requested > 0 for track in tracks)

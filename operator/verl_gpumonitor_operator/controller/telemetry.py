@@ -11,7 +11,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from verl_gpumonitor.diagnosis.xids import LOST
-from verl_gpumonitor.model import figures, wiring
+from verl_gpumonitor.model import figures
 from verl_gpumonitor.model.kubernetes import RAY_CLUSTER
 from verl_gpumonitor.model.report import GpuReport, Report, StageNow, StageQuality
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source, UnavailableReason
@@ -145,13 +145,13 @@ def judge(
     listening_since: float,
     patience: Patience,
     images: Images,
-    opted_out: bool = False,
+    not_asked: str | None = None,
     pending: bool = False,
 ) -> Verdict:
     """Say how well a pod is seen. `images`: ours, by which a rescued pod is known. `pending`: its job does not run yet.
 
     `now` and `listening_since` are Unix seconds; the latter is when this controller began to take reports, because
-    silence before that is its own. `opted_out`: the namespace is, so that the webhook was not even asked.
+    silence before that is its own. `not_asked`: why pods of the namespace get no sidecar, whatever the webhook does.
     """
     heard = telemetry is not None and now - telemetry.received_at <= patience.silence_seconds
     if pod.deleting and pod.live and heard and telemetry is not None and telemetry.unavailable is None:
@@ -160,7 +160,7 @@ def judge(
     if not pod.live or pod.deleting:
         return DONE
     if pod.injected is None:
-        return not_injected(pod.skip_reason, opted_out=opted_out)
+        return not_injected(pod.skip_reason, not_asked=not_asked)
     if heard and telemetry is not None:
         return _of_report(pod, telemetry, images, now=now, pending=pending)
     if stand_in_of(pod, images) is StandIn.MAIN and cause_of(pod) is None and _started(pod):
@@ -168,11 +168,10 @@ def judge(
     return _silent(pod, telemetry, silent_for=_silence(pod, telemetry, now, listening_since), patience=patience)
 
 
-def not_injected(skip_reason: str | None, *, opted_out: bool = False) -> Verdict:
+def not_injected(skip_reason: str | None, *, not_asked: str | None = None) -> Verdict:
     """Verdict on a pod without sidecar. `skip_reason`: the webhook's annotation, `Reason: sentence`."""
-    if not skip_reason and opted_out:
-        message = f"The namespace has the label {wiring.INJECT}: disabled."
-        return Verdict(seen=Seen.UNMONITORED, reason=OPTED_OUT, message=message)
+    if not skip_reason and not_asked is not None:
+        return Verdict(seen=Seen.UNMONITORED, reason=OPTED_OUT, message=not_asked)
     if not skip_reason:
         return Verdict(seen=Seen.UNMONITORED, reason=UnavailableReason.NOT_INJECTED.value, message=NOT_INJECTED_MESSAGE)
     reason, _, sentence = skip_reason.partition(":")

@@ -26,6 +26,7 @@ from verl_gpumonitor_operator.controller.documents import Deployment
 from verl_gpumonitor_operator.controller.events import EventRecorder
 from verl_gpumonitor_operator.controller.jobs import JobKind, timestamp
 from verl_gpumonitor_operator.controller.ledgers import Ledgers
+from verl_gpumonitor_operator.controller.monitors import new_object
 from verl_gpumonitor_operator.controller.namespaces import Namespaces, NamespaceSeen
 from verl_gpumonitor_operator.controller.ports import ContainerPhase, ContainerState, PodIdentity, PodRecord
 from verl_gpumonitor_operator.controller.reconciler import Reconciler
@@ -725,6 +726,32 @@ async def test_an_opted_out_namespace_is_named_as_the_reason_and_makes_no_event(
             life.status["unmonitoredPods"][0]["message"]
             == "The namespace has the label gpumonitor.dev/inject: disabled."
         )
+        assert life.events == []
+
+
+@pytest.mark.parametrize(
+    ("injection", "inject", "words"),
+    [
+        pytest.param(Injection(mode=InjectionMode.OPT_IN), None, "the namespace has not", id="nobody opted in"),
+        pytest.param(
+            Injection(excluded_namespaces=("train",)), "enabled", "injection.excludedNamespaces", id="it is excluded"
+        ),
+    ],
+)
+async def test_a_pod_that_was_never_to_be_injected_is_not_said_to_have_been_missed(
+    injection: Injection, inject: str | None, words: str
+) -> None:
+    """As with a GPUMonitor made by hand, or a job of which some pods were chosen."""
+    async with living(settings=msgspec.structs.replace(OPERATOR, injection=injection)) as life:
+        life.namespaces.seen(NamespaceSeen(name="train", inject=inject))
+        body = new_object(kind=JobKind.PYTORCH_JOB, namespace="train", name="mine", workload_name="sft")
+        del body["metadata"]["labels"]
+        await life.api.post("/apis/gpumonitor.dev/v1alpha1/namespaces/train/gpumonitors", body)
+        life.job()
+        life.pod(injected=None)
+        await life.run(90)
+        status = life.api.of("gpumonitors")["mine"]["status"]
+        assert [(one["reason"], words in one["message"]) for one in status["unmonitoredPods"]] == [("OptedOut", True)]
         assert life.events == []
 
 
