@@ -102,45 +102,57 @@ class Controller:
     def _build(self) -> None:
         settings = self._options.settings
         owner = Deployment(self._client, namespace=settings.namespace, name=settings.controller_name)
-        place = {"namespace": settings.namespace}
         self.lease = Lease(
             self._client,
             owner,
-            **place,
+            namespace=settings.namespace,
             name=settings.controller_name,
             identity=self._options.identity,
             duration=settings.controller.lease_seconds,
         )
         # For all parts but the Lease itself: whatever writes is held back while another process may lead.
-        client = self._guarded = self._client.guarded(lambda: self.lease.confirmed)
-        clinic = Clinic(
-            interval_seconds=settings.report.interval_seconds,
-            thresholds=thresholds_of(settings.diagnosis.thresholds),
-        )
-        self.workloads = Workloads(clinic)
+        self._guarded = self._client.guarded(lambda: self.lease.confirmed)
+        self._build_writers(owner)
+        self._build_reconciler()
+        self._build_watches()
+        self._build_certificates(owner)
+        self._build_ingest()
+        self._build_rescue(owner)
+        self._build_metrics()
+
+    def _build_writers(self, owner: Deployment) -> None:
+        settings = self._options.settings
         self.writer = StatusWriter(
-            client,
+            self._guarded,
             writes_per_second=settings.controller.status_writes_per_second,
             may_write=lambda: self.lease.confirmed,
             clock=time.monotonic,
         )
         self.recorder = EventRecorder(
-            client,
+            self._guarded,
             instance=self._options.instance,
             rate=settings.controller.events_per_second,
             burst=settings.controller.events_burst,
             may_write=lambda: self.lease.confirmed,
             clock=time.monotonic,
         )
-        self.namespaces = Namespaces()
         self.ledgers = Ledgers(
-            client,
+            self._guarded,
             owner,
-            **place,
+            namespace=settings.namespace,
             release=settings.release,
             may_write=lambda: self.lease.confirmed,
             clock=time.monotonic,
         )
+
+    def _build_reconciler(self) -> None:
+        settings = self._options.settings
+        clinic = Clinic(
+            interval_seconds=settings.report.interval_seconds,
+            thresholds=thresholds_of(settings.diagnosis.thresholds),
+        )
+        self.workloads = Workloads(clinic)
+        self.namespaces = Namespaces()
         self.reconciler = Reconciler(
             workloads=self.workloads,
             namespaces=self.namespaces,
@@ -152,22 +164,21 @@ class Controller:
             ledgers=self.ledgers,
             clock=time.time,
         )
+
+    def _build_watches(self) -> None:
         # What these create is stored nowhere.
         self.reviews = Reviews(self._client)
-        self.sweeper = Sweeper(client, self.reconciler)
-        self.pods, self._reflectors = reflectors(client, GpuResources.of(settings.injection.gpu_resources))
+        self.sweeper = Sweeper(self._guarded, self.reconciler)
+        gpus = GpuResources.of(self._options.settings.injection.gpu_resources)
+        self.pods, self._reflectors = reflectors(self._guarded, gpus)
         self.pods.watch(self.workloads)
-        self._build_certificates(owner)
-        self._build_ingest()
-        self._build_rescue(owner)
         self.supervisor = Supervisor(
-            access=client.access,
+            access=self._guarded.access,
             permitted=self._permitted,
             works=self._works,
             seen=self._seen,
             restarted=self.sweeper.soon,
         )
-        self._build_metrics()
 
     def _build_certificates(self, owner: Deployment) -> None:
         settings = self._options.settings
