@@ -17,6 +17,7 @@ import msgspec
 
 from .settings import Address
 
+_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 MAX_HEAD_BYTES: Final = 16 * 1024
 MAX_BODY_BYTES: Final = 256 * 1024
 """An answer carries at most 64 KiB of certificates and 64 UUIDs."""
@@ -46,6 +47,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     body: bytes
     retry_after_seconds: float | None = None
+    date_unix: float | None = None
+    """The whole second that the other side's clock showed; None where it does not say."""
     keep_alive: bool = True
 
 
@@ -177,6 +180,7 @@ class Channel:
             status=status,
             body=body[:length],
             retry_after_seconds=_retry_after(headers),
+            date_unix=parse_date(headers.get("date", "")),
             keep_alive=headers.get("connection", "").lower() != "close" and len(body) == length,
         )
 
@@ -196,6 +200,26 @@ def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
         raise ChannelError("the answer is no HTTP")
     pairs = (line.partition(":") for line in lines)
     return int(words[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+def parse_date(text: str) -> float | None:
+    """Return the Unix time of a `Date`, such as `Sun, 06 Nov 1994 08:49:37 GMT`; None for anything else.
+
+    By hand: email.utils and time.strptime cost memory that is counted.
+    """
+    words = text.split()
+    clock = words[4].split(":") if len(words) == 6 else []
+    numbers = [*words[1:4:2], *clock]
+    if len(clock) != 3 or words[5] != "GMT" or words[2] not in _MONTHS:
+        return None
+    if not all(number.isascii() and number.isdigit() and len(number) <= 4 for number in numbers):
+        return None
+    day, year, hour, minute, second = map(int, numbers)
+    month = _MONTHS.index(words[2]) + 1
+    # The year begins in March here, so that a leap day is its last.
+    years, shifted = (year - 1, month + 9) if month <= 2 else (year, month - 3)
+    days = 365 * years + years // 4 - years // 100 + years // 400 + (153 * shifted + 2) // 5 + day - 1 - 719468
+    return 86400.0 * days + 3600 * hour + 60 * minute + second
 
 
 def _content_length(headers: dict[str, str]) -> int:

@@ -4,10 +4,15 @@
 
 The driver's marks, where there are any, hold for every node and go before Ray's State API, which knows each node apart.
 What was not accepted is told again, as far back as the samples of the nodes wait for it.
+
+Clocks: what the State API says ran on a node is by that node's clock, and stays so. All other times, which the nodes
+are to understand, go over the wire by the controller's clock, which each sidecar knows by its answers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
+
+import msgspec
 
 from verl_gpumonitor.model.marks import EVERY_NODE
 from verl_gpumonitor.model.report import MAX_NODE_INTERVALS, ClusterStages, NodeStages, RayStage
@@ -36,36 +41,64 @@ class ClusterDue:
     """What the next report says of the cluster."""
 
     def __init__(self) -> None:
-        self._arrived: dict[StageSource, float] = {}
-        """Source -> up to when the controller knows what it said."""
+        self._arrived: dict[StageSource, tuple[float, float]] = {}
+        """Source -> up to when the controller knows what it said, by our clock and as it was told."""
+        self._until = 0.0
+        """End of what was told last, by our clock."""
 
-    def take(self, seen: ClusterStagesSeen, gpu_ips: Sequence[str], now_unix: float) -> ClusterStages | None:
-        """Return what is new; None when nothing is, or when it is too much. `gpu_ips`: nodes that have GPUs."""
+    def take(
+        self, seen: ClusterStagesSeen, gpu_ips: Sequence[str], now_unix: float, *, ahead: float = 0.0
+    ) -> ClusterStages | None:
+        """Return what is new; None when nothing is, or when it is too much.
+
+        `gpu_ips`: nodes that have GPUs. `ahead`: how far the controller's clock is before ours.
+        """
         marks = seen.marks
         if marks is not None and now_unix - marks.known_until <= MARKS_SECONDS:
             ips = gpu_ips if 0 < len(gpu_ips) <= MAX_NAMED else (EVERY_NODE,)
-            nodes = dict.fromkeys(ips, marks.intervals)
-            return self._told(StageSource.MARKS, marks.known_from, marks.known_until, nodes)
-        return self._told(StageSource.RAY_STATE, seen.known_from, seen.known_until, seen.nodes)
+            nodes = dict.fromkeys(ips, tuple(later(each, ahead) for each in marks.intervals))
+            clocks = dict.fromkeys(ips, ahead)
+            return self._told(StageSource.MARKS, marks.known_from, marks.known_until, nodes, clocks, ahead)
+        return self._told(StageSource.RAY_STATE, seen.known_from, seen.known_until, seen.nodes, seen.ahead, ahead)
 
     def arrived(self, told: ClusterStages | None) -> None:
         """Note that this was accepted."""
         if told is not None:
-            self._arrived = {told.source: told.known_until}
+            self._arrived = {told.source: (self._until, told.known_until)}
 
     def _told(
-        self, source: StageSource, known_from: float, known_until: float, nodes: Mapping[str, tuple[StageInterval, ...]]
+        self,
+        source: StageSource,
+        known_from: float,
+        known_until: float,
+        nodes: Mapping[str, Sequence[StageInterval]],
+        clocks: Mapping[str, float],
+        ahead: float,
     ) -> ClusterStages | None:
+        """Return what is new of a source. `clocks`: how far those of the intervals of a node are before ours."""
         since = max(0.0, known_from, known_until - TOLD_SECONDS)
-        arrived = self._arrived.get(source, since)
+        arrived, heard_until = self._arrived.get(source, (since, since + ahead))
         since = max(since, arrived) if arrived <= known_until else since
         if known_until <= since:
             return None
-        found = {ip: _since(intervals, since - AGAIN_SECONDS) for ip, intervals in nodes.items()}
+        # It goes on where the last one ended, if the difference of the clocks is known a little better by now.
+        begin = min(since + ahead, heard_until) if since == arrived else since + ahead
+        self._until = known_until
+        found = {ip: _since(ran, since - AGAIN_SECONDS + clocks.get(ip, 0.0)) for ip, ran in nodes.items()}
         told = [NodeStages(node_ip=ip[:64], intervals=stages) for ip, stages in _fitting(found).items() if stages]
         if len(told) > MAX_NODES or _bytes(told) > MAX_BYTES:
             return None
-        return ClusterStages(source=source, known_from=since, known_until=known_until, nodes=told)
+        return ClusterStages(
+            source=source, known_from=max(0.0, begin), known_until=max(0.0, known_until + ahead), nodes=told
+        )
+
+
+def later(interval: StageInterval, seconds: float) -> StageInterval:
+    """Return an interval by a clock that is so far ahead."""
+    if not seconds:
+        return interval
+    end = None if interval.end is None else interval.end + seconds
+    return msgspec.structs.replace(interval, begin=interval.begin + seconds, end=end)
 
 
 def _since(intervals: Iterable[StageInterval], since: float) -> list[RayStage]:

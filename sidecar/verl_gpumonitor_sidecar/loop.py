@@ -14,7 +14,7 @@ import msgspec
 
 from verl_gpumonitor.model.report import ReportAnswer, StageQuality
 from verl_gpumonitor.model.samples import HostSample, NodeSample
-from verl_gpumonitor.model.stages import StageWord
+from verl_gpumonitor.model.stages import StageSource, StageWord
 from verl_gpumonitor.model.vocabulary import UNKNOWN, Ownership, Source
 from verl_gpumonitor.reading.host import host_sample
 from verl_gpumonitor.timeline.words import OTHER
@@ -30,6 +30,8 @@ from .urgency import Known, look
 HEALTHY_SECONDS = 30.0
 """A loop that has not turned for so long is stuck."""
 FRESH_SECONDS = 5.0
+AHEAD_SECONDS = 2.0
+"""A word that reaches further into the future is by another clock than ours."""
 LASTING_SECONDS = 30.0
 """Marks or titles that tell the stages for so long without a gap let poorer sources rest."""
 
@@ -154,12 +156,22 @@ class Loop:
         """Return whether the loop turns. A hanging driver or controller does not make it unhealthy."""
         return self._clock() - self._turned_at < HEALTHY_SECONDS
 
-    def take_answer(self, answer: ReportAnswer) -> None:
-        """Take over what the controller says about this pod."""
+    def take_answer(self, answer: ReportAnswer, *, ahead: float = 0.0) -> None:
+        """Take over what the controller says about this pod. `ahead`: how far its clock is before ours."""
         if answer.gpu_uuids is not None:
             self._relayed_uuids = tuple(answer.gpu_uuids)
         if answer.stages is not None:
-            self._relayed = word_of(answer.stages)
+            self._relayed = self._believed(word_of(answer.stages, ahead=ahead))
+
+    def _believed(self, word: StageWord) -> StageWord | None:
+        """Return what the head says; None where it speaks of what is yet to come: its clock and ours are too far apart.
+
+        Each stage would go to other seconds than those in which it ran.
+        """
+        if word.source is StageSource.LAUNCH or word.known_until <= self._unix_clock() + AHEAD_SECONDS:
+            return word
+        self._journal.state("relayed", "the head's word on stages is not used: this node's clock is far behind its own")
+        return None
 
     def end(self) -> None:
         """Make the last turn, which counts all that waited for its stage."""
@@ -231,6 +243,7 @@ class Loop:
             known_from=word.known_from if word else 0.0,
             known_until=word.known_until if word else 0.0,
             nodes=word.nodes if word else {},
+            ahead=word.ahead if word else {},
             changes=seen.cluster_changes,
             jobs=seen.jobs,
         )

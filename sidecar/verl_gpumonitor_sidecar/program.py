@@ -22,6 +22,7 @@ from verl_gpumonitor.reading.ray_agent import MAX_ANSWER_BYTES, AgentParser
 from verl_gpumonitor.reading.ray_head import read_nodes
 from verl_gpumonitor.reading.ray_tasks import SubmittedTasks
 from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings
+from verl_gpumonitor.stages.skew import Skew
 from verl_gpumonitor.stages.sources.ray_agent import AgentStages, RunningNames
 
 from . import endpoint, exposition, settings
@@ -189,6 +190,8 @@ class Sidecar:
         self._nodes_due = NodesDue()
         self._jobs_due = JobsDue()
         self._cluster_due = ClusterDue()
+        self._controller_clock = Skew()
+        """Used by the reporter's thread alone."""
         self._steps_arrived = 0
         self._sent: Report | None = None
         self._reporter = self._make_reporter()
@@ -316,6 +319,7 @@ class Sidecar:
             ca_pem=report.ca_pem,
             interval_seconds=self._settings.report_interval_seconds,
             chance=chance,
+            told_time=self._controller_clock.said,
             journal=self._journal,
         )
 
@@ -331,7 +335,7 @@ class Sidecar:
             self._cluster_due.arrived(sent.cluster_stages)
             self._steps_arrived = max([self._steps_arrived, *(step.number for step in sent.steps)])
             self._loop.take_steps(self._steps_arrived)
-        self._loop.take_answer(answer)
+        self._loop.take_answer(answer, ahead=self._controller_clock.bearable_seconds)
 
     def _report(self, sequence: int, dropped: int, final: bool) -> Report | None:
         state = self._loop.state
@@ -346,7 +350,12 @@ class Sidecar:
             dropped_reports=dropped,
             ray_nodes=self._nodes_due.take(state.ray_nodes, now),
             ray_jobs=self._jobs_due.take(state.cluster.jobs, now),
-            cluster_stages=self._cluster_due.take(state.cluster, [n.node_ip for n in state.ray_nodes], now_unix),
+            cluster_stages=self._cluster_due.take(
+                state.cluster,
+                [n.node_ip for n in state.ray_nodes],
+                now_unix,
+                ahead=self._controller_clock.bearable_seconds,
+            ),
             steps_arrived=self._steps_arrived,
         )
         self._sent = fit(build(self._sender, state, turn))

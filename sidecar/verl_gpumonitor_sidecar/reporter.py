@@ -68,6 +68,7 @@ class Reporter:
         ca_pem: str,
         interval_seconds: float,
         chance: pacing.Chance,
+        told_time: Callable[[float, float, float], None] = lambda _second, _first, _last: None,
         journal: Journal,
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
@@ -75,7 +76,8 @@ class Reporter:
         """Start nothing yet.
 
         `make(sequence, dropped, final)` returns the report of this moment, None while there is nothing to say.
-        `answered` is called with each answer, in the reporter's thread.
+        `answered` is called with each answer, in the reporter's thread; before it `told_time`, with the second that
+        the controller's clock showed, and the two moments of ours between which that was.
         """
         self._sending = sending
         self._make = make
@@ -84,6 +86,7 @@ class Reporter:
         self._first_ca_pem = ca_pem
         self._later_ca_pem: str | None = None
         self._chance = chance
+        self._told_time = told_time
         self._journal = journal
         self._clock = clock
         self._unix_clock = unix_clock
@@ -153,6 +156,7 @@ class Reporter:
             self._schedule(pacing.nothing_yet(self._pace, now=self._clock()))
             return
         self._sequence = report.sequence
+        asked_at = self._unix_clock()
         try:
             response = self._sending.post(encode(report), token=self._token())
         except TokenError as error:
@@ -160,6 +164,8 @@ class Reporter:
         except ChannelError as error:
             self._fail(error.code, str(error))
         else:
+            if response.date_unix is not None:
+                self._told_time(response.date_unix, asked_at, self._unix_clock())
             self._judge(response)
 
     def _judge(self, response: Response) -> None:

@@ -59,6 +59,10 @@ class ClusterWord(Protocol):
     def nodes(self) -> Mapping[str, tuple[StageInterval, ...]]:
         """By node IP."""
 
+    @property
+    def ahead(self) -> Mapping[str, float]:
+        """Node IP -> how far its clock is before ours, where it is."""
+
 
 class AsksCluster(Protocol):
     """What the watch needs of `sources.ray_state.RayState`."""

@@ -295,18 +295,23 @@ def engine_bytes(listed: Iterable[GpuProcess], programs: Mapping[int, str]) -> i
     return sum(known) if known and len(known) == len(sizes) else None
 
 
-def word_of(said: PodStages) -> StageWord:
-    """Return what the controller passed on as a word of the timeline."""
+def word_of(said: PodStages, *, ahead: float = 0.0) -> StageWord:
+    """Return what the controller passed on as a word of the timeline. `ahead`: how far its clock is before ours.
+
+    By its clock is the span, and what holds for all nodes: marks of the driver. What Ray said ran on this node is by
+    our own.
+    """
+    behind = -ahead if said.source is StageSource.MARKS else 0.0
     return StageWord(
         source=said.source,
-        known_from=said.known_from,
-        known_until=said.known_until,
+        known_from=said.known_from - ahead,
+        known_until=said.known_until - ahead,
         intervals=tuple(
             StageInterval(
                 stage=each.stage,
                 role=each.role,
-                begin=each.begin,
-                end=each.end,
+                begin=each.begin + behind,
+                end=None if each.end is None else each.end + behind,
                 local_rank=each.local_rank,
                 step=each.step,
                 job=each.job,

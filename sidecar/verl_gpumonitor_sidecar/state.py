@@ -64,6 +64,8 @@ class ClusterStagesSeen(msgspec.Struct, frozen=True, kw_only=True):
     """Span of Ray's State API; empty where it is not asked."""
     nodes: Mapping[str, tuple[StageInterval, ...]] = {}
     """By node IP, as the State API says."""
+    ahead: Mapping[str, float] = {}
+    """Node IP -> how far its clock is before ours, where it is."""
     changes: int = 0
     """Rises when another stage runs anywhere."""
     jobs: tuple[RayJobInfo, ...] = ()

@@ -7,9 +7,12 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.contract.sidecar.controller import SERVER_NAME, Authority
 from verl_gpumonitor_sidecar.channel import (
@@ -19,6 +22,7 @@ from verl_gpumonitor_sidecar.channel import (
     ChannelTlsError,
     Limits,
     Response,
+    parse_date,
 )
 from verl_gpumonitor_sidecar.settings import Address
 
@@ -158,3 +162,16 @@ def test_another_name_is_refused(server: Server, authority: Authority) -> None:
     channel.trust(authority.pem)
     with pytest.raises(ChannelTlsError, match="Hostname mismatch"):
         channel.post(b"{}", token="t")
+
+
+@given(st.integers(0, 4102444799))
+def test_a_date_is_read_as_others_read_it(second: int) -> None:
+    assert parse_date(formatdate(second, usegmt=True)) == second
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "now", "Sun, 06 Nov 1994 08:49:37 PST", "Sun, 06 Nvm 1994 08:49:37 GMT", "Sun, 06 Nov 1994 08:49 GMT"],
+)
+def test_what_is_no_date_is_none(text: str) -> None:
+    assert parse_date(text) is None

@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a head tells of its cluster: the new and the running, and what was not accepted again."""
 
+import msgspec
 import pytest
 
 from verl_gpumonitor.model.marks import EVERY_NODE
-from verl_gpumonitor.model.report import ClusterStages, RayStage
+from verl_gpumonitor.model.report import ClusterStages, PodStages, RayStage
 from verl_gpumonitor.model.stages import StageInterval, StageSource, StageWord
 from verl_gpumonitor_sidecar.cluster_report import MAX_BYTES, ClusterDue, ray_stage, together
+from verl_gpumonitor_sidecar.staging import word_of
 from verl_gpumonitor_sidecar.state import ClusterStagesSeen
 
 NOW = 1e9
@@ -51,6 +53,41 @@ def test_a_clock_that_was_set_back_begins_anew() -> None:
     due = ClusterDue()
     due.arrived(due.take(seen(0, run("gen", -5)), [], NOW))
     assert span(due.take(seen(-500, run("gen", -505)), [], NOW - 500)) == (-590.0, -500.0)
+
+
+def test_the_span_is_told_by_the_controllers_clock_and_has_no_gap() -> None:
+    """The difference of the clocks is known a little better with each answer."""
+    due = ClusterDue()
+    ends: list[float] = []
+    for number, ahead in enumerate((0.0, 12.4, 12.1, 12.3, 12.3)):
+        told = due.take(seen(15.0 * number, run("gen", -5)), [], NOW, ahead=ahead)
+        due.arrived(told)
+        begin, end = span(told)
+        assert end == pytest.approx(15 * number + ahead)
+        assert not ends or begin <= ends[-1]
+        assert [each.begin for node in told.nodes for each in node.intervals] == [NOW - 5] if told else False
+        ends.append(end)
+
+
+def test_what_ended_by_another_clock_is_not_too_old_for_it() -> None:
+    due = ClusterDue()
+    due.arrived(due.take(seen(0, run("gen", -60)), [], NOW))
+    state = msgspec.structs.replace(seen(15, run("gen", -60, -19)), ahead={"a": -20.0})
+    assert stages(due.take(state, [], NOW)) == ["gen"], "it ended a second after the last report"
+
+
+def test_marks_of_the_driver_are_told_by_the_controllers_clock() -> None:
+    told = ClusterDue().take(seen(0, marks=marks(0)), ["b"], NOW, ahead=12.0)
+    assert told is not None
+    assert [each.begin for each in told.nodes[0].intervals] == [NOW - 18]
+    said = PodStages(
+        source=told.source,
+        known_from=told.known_from,
+        known_until=told.known_until,
+        intervals=told.nodes[0].intervals,
+    )
+    heard = word_of(said, ahead=12.0)
+    assert (heard.known_until, [each.begin for each in heard.intervals]) == (NOW, [NOW - 30])
 
 
 def marks(until: float) -> StageWord:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from verl_gpumonitor.model.report import REPORT_FORMAT, PodRef, Report, ReportAnswer, decode_report, encode
@@ -24,6 +25,7 @@ class World:
         self.trusted: list[str] = []
         self.answers: list[ReportAnswer] = []
         self.said: list[dict[str, object]] = []
+        self.times: list[tuple[float, float, float]] = []
         self.respond: Callable[[Report], Response] = accepted
         self.have_something = True
         self.token: Callable[[], str] = lambda: "token"
@@ -35,6 +37,7 @@ class World:
             ca_pem="first",
             interval_seconds=15.0,
             chance=lambda: 0.5,
+            told_time=lambda *times: self.times.append(times),
             journal=Journal(lambda line: self.said.append(json.loads(line))),
             clock=lambda: self.now,
             unix_clock=lambda: 1e9 + self.now,
@@ -247,3 +250,18 @@ def test_heads_of_answers() -> None:
     )
     with pytest.raises(ChannelError):
         parse_head(b"SSH-2.0-OpenSSH")
+
+
+def test_an_answer_tells_the_time_of_the_controllers_clock() -> None:
+    world = World()
+
+    def slowly(report: Report) -> Response:
+        world.now += 0.25
+        return msgspec.structs.replace(accepted(report), date_unix=1e9 + 130)
+
+    world.respond = slowly
+    world.reporter.turn()
+    assert world.times == [(1e9 + 130, 1e9 + 100, 1e9 + 100.25)]
+    world.respond = accepted
+    world.reporter.turn()
+    assert len(world.times) == 1, "one that does not say tells nothing"

@@ -9,18 +9,21 @@ import msgspec
 import pytest
 
 from tests.unit.stages.fakeray import GEN_SECONDS, NODES, SERVERS, STAGES, T0, URL, WORKERS, FakeHead, Task, verl_job
-from verl_gpumonitor.model.report import PodStages
+from verl_gpumonitor.model.report import PodStages, ReportAnswer
 from verl_gpumonitor.model.samples import GpuCounters, GpuSample
 from verl_gpumonitor.model.stages import StageSource, StageWord
 from verl_gpumonitor.model.vocabulary import Source
+from verl_gpumonitor.stages.skew import Skew
 from verl_gpumonitor.stages.sources.ray_agent import AgentStages
 from verl_gpumonitor.stages.sources.ray_state import RayState
 from verl_gpumonitor.timeline.steps import Step
 from verl_gpumonitor_operator.controller.relay import ClusterRelay
 from verl_gpumonitor_sidecar.cluster_report import ClusterDue
+from verl_gpumonitor_sidecar.join import Terms
 from verl_gpumonitor_sidecar.journal import Journal
+from verl_gpumonitor_sidecar.loop import Loop
 from verl_gpumonitor_sidecar.stage_watch import StageWatch
-from verl_gpumonitor_sidecar.staging import Context, Heard, Staging, word_of
+from verl_gpumonitor_sidecar.staging import Context, Heard, Staging
 from verl_gpumonitor_sidecar.state import ClusterStagesSeen, OwnGpu, PodState, StagePicture
 
 IPS = {"n0": "10.0.0.0", "n1": "10.0.0.1"}
@@ -32,9 +35,12 @@ TIMES_LONGER = 6.0
 class Worker:
     """A worker's sidecar: two GPUs, a report each 15 s, sooner when its own Ray agent shows another stage."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, ahead: float = 0.0) -> None:
+        """`ahead`: how far its clock is before the head's."""
         self.node = node
-        self.staging = Staging(Context(ray_node_type="worker", started_unix=T0))
+        self.unix = T0 + ahead
+        self.controller = Skew()
+        self.staging = Staging(Context(ray_node_type="worker", started_unix=self.unix))
         self.agent = AgentStages()
         self.agent_word: StageWord | None = None
         self.relayed: StageWord | None = None
@@ -48,27 +54,44 @@ class Worker:
         gpus = tuple(OwnGpu(sample=GpuSample(uuid=uuid, taken_at=now), counters=counters) for uuid in ("a", "b"))
         state = PodState(gpus_requested=2, source=Source.NVML, gpus=gpus)
         heard = Heard(relayed=self.relayed, agent=self.agent_word)
-        self.picture = self.staging.turn(state, heard, now=now, now_unix=T0 + now, final=final)
+        self.picture = self.staging.turn(state, heard, now=now, now_unix=self.unix + now, final=final)
         for step in self.picture.steps:
             if not self.steps or step.number > self.steps[-1].number:
                 self.steps.append(step)
         if self.steps:
             self.staging.forget_steps(self.steps[-1].number)
 
+    def hear(self, answer: ReportAnswer, now: float) -> None:
+        """Take the answer to a report, as the loop does."""
+        loop = Loop(
+            Terms(gpus_requested=2, sample_interval_seconds=1.0),
+            node=None,
+            ray=None,
+            journal=Journal(lambda _: None),
+            unix_clock=lambda: self.unix + now,
+        )
+        loop.take_answer(answer, ahead=self.controller.bearable_seconds)
+        self.relayed = loop._relayed
+
     def read_agent(self, now: float, tasks: list[Task]) -> None:
         """Read a page that is up to 5 s old."""
         at = now - now % 5.0 - 0.2
         names = tuple(task.name for task in tasks if task.node == self.node and task.begin <= at < task.end)
-        self.hurry = self.agent.observe(T0 + now, names) or self.hurry
-        self.agent_word = self.agent.word(T0 + now)
+        self.hurry = self.agent.observe(self.unix + now, names) or self.hurry
+        self.agent_word = self.agent.word(self.unix + now)
 
 
 class Chain:
     """Head, controller and workers."""
 
-    def __init__(self, tasks: list[Task], *, cost: float = 0.005) -> None:
+    def __init__(self, tasks: list[Task], *, cost: float = 0.005, ahead: float = 0.0, odd: float = 0.0) -> None:
+        """`ahead`: how far the clocks of the workers' nodes are before the head's; `odd`: the controller's."""
         self.tasks = tasks
-        self.head = FakeHead(tasks=tasks, actors=[*WORKERS, *SERVERS], nodes=NODES, cost=cost)
+        self.odd = odd
+        self.controller = Skew()
+        self.head = FakeHead(
+            tasks=tasks, actors=[*WORKERS, *SERVERS], nodes=NODES, cost=cost, ahead=dict.fromkeys(IPS, ahead)
+        )
         state = RayState(URL, read=self.head.read, clock=self.head.clock, wall=self.head.wall)
         self.watch = StageWatch(
             state=state,
@@ -81,7 +104,7 @@ class Chain:
         )
         self.due = ClusterDue()
         self.relay = ClusterRelay()
-        self.workers = [Worker(node) for node in IPS]
+        self.workers = [Worker(node, ahead) for node in IPS]
         self.reported_at = 0.0
         self.changes = 0
         self.arrives = True
@@ -110,9 +133,13 @@ class Chain:
             return
         self.reported_at = now
         seen = ClusterStagesSeen(
-            known_from=view.cluster.known_from, known_until=view.cluster.known_until, nodes=view.cluster.nodes
+            known_from=view.cluster.known_from,
+            known_until=view.cluster.known_until,
+            nodes=view.cluster.nodes,
+            ahead=view.cluster.ahead,
         )
-        told = self.due.take(seen, [], T0 + now)
+        self.controller.said(float(int(T0 + now + self.odd)), T0 + now, T0 + now)
+        told = self.due.take(seen, [], T0 + now, ahead=self.controller.bearable_seconds)
         if told is not None and self.arrives:
             self.relay.take(msgspec.json.decode(msgspec.json.encode(told), type=type(told)), T0 + now)
             self.due.arrived(told)
@@ -124,7 +151,9 @@ class Chain:
         worker.reported_at, worker.hurry = now, False
         said = self.relay.word_for(IPS[worker.node], now=T0 + now)
         if said is not None and self.arrives:
-            worker.relayed = word_of(msgspec.json.decode(msgspec.json.encode(said), type=PodStages))
+            worker.controller.said(float(int(T0 + now + self.odd)), worker.unix + now, worker.unix + now)
+            said = msgspec.json.decode(msgspec.json.encode(said), type=PodStages)
+            worker.hear(ReportAnswer(accepted=1, stages=said), now)
 
 
 def longer(tasks: list[Task]) -> list[Task]:
@@ -150,6 +179,41 @@ def test_by_the_state_api_each_stage_is_right_to_a_second_a_step(times: float) -
     for worker in chain.workers:
         assert worker.picture.quality.source is StageSource.RAY_STATE
         assert_right(worker, 5, within=1.0, times=times)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "odd"), [(-25, 0), (-12, 0), (-12, -20), (-5, 0), (-5, 20), (5, 0), (5, -20), (12, 0), (12, 20), (25, 0)]
+)
+def test_a_node_with_a_clock_of_its_own(ahead: float, odd: float) -> None:
+    """Before the first task of a worker its clock is not known: the first step may be missed, or wrong by the rest."""
+    chain = Chain(longer(verl_job(5, begin=5)), ahead=ahead, odd=odd)
+    chain.run(30 + 5 * 15.2 * 6 + 120, agent=False)
+    for worker in chain.workers:
+        assert len(worker.steps) in (4, 5)
+        for step in worker.steps[-4:]:
+            found = {stage.stage: stage.gpus["a"].observed_seconds for stage in step.stages if stage.stage in SECONDS}
+            assert found == pytest.approx({stage: 6 * seconds for stage, seconds in SECONDS.items()}, abs=1.5)
+
+
+@pytest.mark.parametrize("odd", [-300.0, -40.0, -20.0, 20.0, 40.0, 300.0])
+def test_a_controller_with_a_clock_of_its_own_changes_nothing(odd: float) -> None:
+    chain = Chain(longer(verl_job(5, begin=5)), odd=odd)
+    chain.run(30 + 5 * 15.2 * 6 + 120, agent=False)
+    for worker in chain.workers:
+        assert_right(worker, 5, within=1.0, times=TIMES_LONGER)
+
+
+@pytest.mark.parametrize("ahead", [-300.0, -60.0])
+def test_of_a_node_whose_clock_is_far_behind_nothing_is_told_by_its_head(ahead: float) -> None:
+    """Rather than by wrong seconds; its own agent tells the stages."""
+    for agent in (True, False):
+        chain = Chain(longer(verl_job(5, begin=5)), ahead=ahead)
+        chain.run(30 + 5 * 15.2 * 6 + 120, agent=agent)
+        for worker in chain.workers:
+            if agent:
+                assert_right(worker, 5, within=5.0, times=TIMES_LONGER)
+            else:
+                assert {count.stage for count in worker.picture.counts["a"]} == {"unknown"}
 
 
 def test_by_the_agent_alone_each_stage_is_right_to_5_s_a_step() -> None:

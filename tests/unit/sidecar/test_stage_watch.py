@@ -17,6 +17,7 @@ class _Cluster:
         self.known_from = 0.0
         self.known_until = known_until
         self.nodes = nodes
+        self.ahead: Mapping[str, float] = {}
 
 
 class _Trouble:

@@ -73,6 +73,8 @@ class ClusterWord(msgspec.Struct, frozen=True, kw_only=True):
     """Both by the head's clock; the intervals' times are by their own nodes' clocks."""
     nodes: dict[str, tuple[StageInterval, ...]]
     """By node IP, each by begin. A node that is not here ran nothing."""
+    ahead: dict[str, float] = {}
+    """Node IP -> how far its clock is before the head's, where it is."""
 
 
 class RayState:
@@ -158,7 +160,10 @@ class RayState:
         known = self._book.known or (now_unix, now_unix)
         nodes = {place: self._intervals(now_unix, place) for place in self._book.places()}
         return ClusterWord(
-            known_from=known[0], known_until=known[1], nodes={place: ran for place, ran in nodes.items() if ran}
+            known_from=known[0],
+            known_until=known[1],
+            nodes={place: ran for place, ran in nodes.items() if ran},
+            ahead={place: ahead for place in nodes if (ahead := self._ahead(place))},
         )
 
     def word(self, now_unix: float, node_ip: str) -> StageWord:
@@ -170,10 +175,9 @@ class RayState:
         tasks = self._tasks()
         at = self._wall()
         self._refresh(tasks.items, begin)
-        things = [
-            self._our_clock(thing) for thing in running(tasks.items, self._map, self._reference_passes(tasks, at))
-        ]
-        self._learn_skew(tasks, at)
+        references = self._reference_passes(tasks, at)
+        self._learn_skew(tasks, at)  # First: a node's first task tells of the clock by which it is to be taken.
+        things = [self._our_clock(thing) for thing in running(tasks.items, self._map, references)]
         if self._jobs is not None:
             self._jobs.saw((task.job_id, task.name) for task in tasks.items)
         return self._book.look(at, things, whole=tasks.whole)
