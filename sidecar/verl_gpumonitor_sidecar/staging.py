@@ -217,11 +217,16 @@ class Staging:
         return found
 
     def _ranks_of(self, voices: Iterable[Voice]) -> set[int]:
-        """Return the ranks that are named. Most words are the ones of the last turn."""
+        """Return the ranks that are named: of jobs that work, for the next one may have fewer on other GPUs.
+
+        Most words are the ones of the last turn.
+        """
         known = [(word, ranks) for word, ranks in self._ranks if any(voice.word is word for voice in voices)]
         for voice in voices:
             if not any(word is voice.word for word, _ in known):
-                ranks = {each.local_rank for each in voice.word.intervals if each.local_rank is not None}
+                ran, jobs = voice.word.intervals, _lately(voice.word)
+                of_jobs = (each for each in ran if not jobs or each.job in jobs)
+                ranks = {each.local_rank for each in of_jobs if each.local_rank is not None}
                 known.append((voice.word, ranks))
         self._ranks = known
         return set().union(*(ranks for _, ranks in known))

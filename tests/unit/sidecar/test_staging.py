@@ -4,6 +4,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from verl_gpumonitor.model.report import PodStages, RayStage
@@ -210,6 +211,24 @@ def test_ranks(ranks: tuple[int, ...], seconds: list[float]) -> None:
         for uuid in ("GPU-0", "GPU-1")
     ]
     assert spent == pytest.approx(seconds)
+
+
+def test_ranks_of_a_job_that_is_over_say_nothing_of_the_next_ones() -> None:
+    """The next job has one of the two GPUs, and which of them is not told."""
+    world = World()
+    over = [msgspec.structs.replace(rank(number, 2.0), job="one") for number in (0, 1)]
+    runs = msgspec.structs.replace(rank(0, 40.0), job="two", begin=START + 20)
+    word = StageWord(source=StageSource.RAY_STATE, known_from=START, known_until=START + 40, intervals=(*over, runs))
+    world.turn(Heard())
+    world.now = 19.0
+    world.turn(Heard(own=msgspec.structs.replace(word, known_until=START + 19)))
+    world.now = 40.0
+    world.turn(Heard(own=word))
+    spent = [
+        {(count.job, count.stage): count.observed_seconds for count in world.picture.counts[uuid]}.get(("two", "ref"))
+        for uuid in ("GPU-0", "GPU-1")
+    ]
+    assert spent == pytest.approx([20.0, 20.0])
 
 
 def test_processes_on_a_gpu_tell_whose_stage_it_is() -> None:
