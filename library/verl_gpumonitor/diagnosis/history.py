@@ -781,20 +781,27 @@ def straddled(gpu: GpuHistory, stages: frozenset[str], peak_bytes: float) -> str
     The window in which the rollout resumes is short, and begins with its peak, the highest of a step: mostly that lies
     in such a span. It is the hand-over's where each other stage is known and stays well below; else that of the one
     training stage which alone comes as high. Example: of 78 GiB between `ref`, never above 40, and `update_actor`,
-    which reaches 70, the latter's.
+    which reaches 70, the latter's. Releases that hand over inside generation (up to 0.7.0) tell no window, and the
+    begin of generation stands for it.
     """
     total = gpu.total_bytes
     if not total:
         return None
     highest = {stage: _highest(gpu, stage) for stage in stages}
-    if RESUME in stages and highest[RESUME] is not None and _below(highest, RESUME, peak_bytes, total):
-        return RESUME
+    resumes = RESUME if RESUME in stages or not _resumes_inside(gpu) else GEN
+    if resumes in stages and highest[resumes] is not None and _below(highest, resumes, peak_bytes, total):
+        return resumes
     trained = {stage: known for stage in sorted(stages) if stage in TRAINED and (known := highest[stage]) is not None}
     if not trained:
         return None
     most = max(trained, key=lambda stage: trained[stage])
     alone = stages <= TRAINED or peak_bytes <= trained[most] + USUAL_RISE * total
     return most if alone and _below(highest, most, peak_bytes, total) else None
+
+
+def _resumes_inside(gpu: GpuHistory) -> bool:
+    """Say whether weights are handed over inside generation: no window was ever told, and the GPU generates itself."""
+    return RESUME not in gpu.past and any((p.utilization or 0.0) >= IDLE_UTILIZATION for p in gpu.pieces(GEN, 3))
 
 
 def _highest(gpu: GpuHistory, stage: str) -> float | None:

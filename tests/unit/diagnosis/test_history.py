@@ -50,6 +50,28 @@ def test_a_peak_between_two_stages_is_the_one_that_is_left(stages: str, peak: fl
     assert straddled(gpu, frozenset(stages.split()), peak * TOTAL_BYTES) == whose
 
 
+@pytest.mark.parametrize(
+    ("stages", "peak", "whose"),
+    [
+        pytest.param("update_actor gen", 0.95, "gen", id="above the update and the engine's share: the hand-over's"),
+        pytest.param("update_actor other gen", 0.95, "gen", id="with a pause between them"),
+        pytest.param("update_actor gen", 0.72, None, id="as the update may take"),
+        pytest.param("update_actor gen", 0.855, "gen", id="as the engine's share, and far above the update"),
+        pytest.param("update_critic gen", 0.95, None, id="nobody knows what a stage takes that is new"),
+    ],
+)
+def test_where_no_hand_over_is_told_it_is_inside_generation(stages: str, peak: float, whose: str | None) -> None:
+    untold = {name: took for name, took in USUAL.items() if name != "update_weights"}
+    gpu = history(("w", [[untold] * 3])).gpus["0-0"]
+    assert straddled(gpu, frozenset(stages.split()), peak * TOTAL_BYTES) == whose
+
+
+def test_a_trainer_whose_engines_are_elsewhere_hands_nothing_over_inside_its_wait() -> None:
+    waits = {"gen": stage(busy=0.0, peak=0.3), "update_actor": stage(peak=0.7)}
+    gpu = history(("w", [[waits] * 3])).gpus["0-0"]
+    assert straddled(gpu, frozenset({"update_actor", "gen"}), 0.75 * TOTAL_BYTES) == "update_actor"
+
+
 def test_nothing_is_said_of_a_gpu_whose_size_is_not_known() -> None:
     gpu = history(("w", [[USUAL] * 3])).gpus["0-0"]
     gpu.total_bytes = None

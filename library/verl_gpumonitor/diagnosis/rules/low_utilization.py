@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from verl_gpumonitor.diagnosis.alike import alike, generates, trains
+from verl_gpumonitor.diagnosis.alike import GENERATES, alike, trains
 from verl_gpumonitor.diagnosis.history import WINDOW_SECONDS, GpuHistory, History
 from verl_gpumonitor.diagnosis.rule import ENGINE, TRAINING, Cadence, Case, Open, Rule, Verdict, duration, finding
 from verl_gpumonitor.diagnosis.thresholds import LowUtilization, Thresholds
@@ -29,6 +29,7 @@ from verl_gpumonitor.model.vocabulary import UNKNOWN
 
 REASON = "LowUtilization"
 SAVE = "save_checkpoint"
+_ROLLOUTS = 3
 POOL_IDLE = 0.6
 """Part of each step in which a rollout pool stands still, from which on it is too large, and not only out of step with
 its trainer; and in which the trainer waits, from which on the rollout pool is too small."""
@@ -66,13 +67,20 @@ def low_utilization(history: History, thresholds: Thresholds, _: Open) -> Verdic
         for part in own:
             lengths = _lengths(part, limits.steps)
             waits = len(pools) > 1 or len(parts) > 1
-            beside = waits and not any(generates(gpu) for gpu in part)
+            beside = waits and not _generates(part)
             for stage in sorted({stage for gpu in part for stage in gpu.past}):
                 # A trainer beside others waits for them by design, which nobody tells from its own pauses; if it does
                 # little else, they are its rollout's.
                 if not waits or (beside and stage in (GEN, OTHER)) or stage not in _not_its_own(len(parts)):
                     cases += _stage(history, pool, part, stage, lengths, limits, beside=beside)
     return cases
+
+
+def _generates(gpus: Sequence[GpuHistory]) -> bool:
+    """Say whether these GPUs took part in the last rollouts: the first sample of a wait may find the load before it."""
+    pieces = [piece for gpu in gpus for piece in gpu.pieces(GEN, _ROLLOUTS) if piece.known_seconds > 0]
+    seconds = sum(piece.known_seconds for piece in pieces)
+    return seconds > 0 and sum(piece.busy_seconds for piece in pieces) >= GENERATES * seconds
 
 
 def _not_its_own(parts: int) -> Sequence[str]:
