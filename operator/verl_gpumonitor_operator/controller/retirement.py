@@ -13,7 +13,6 @@ from .jobs import JobKind, timestamp
 from .known_monitors import KnownMonitors
 from .monitors import MonitorSeen
 from .status import Status, Urgency
-from .workload import Workload
 from .workloads import Workloads
 from .writer import Outcome, StatusWrite, StatusWriter
 
@@ -66,10 +65,15 @@ class Retirement:
         self._forgotten = {uid: at for uid, at in self._forgotten.items() if now - at < REMEMBER_SECONDS}
         self._undeleted = {uid: at for uid, at in self._undeleted.items() if at > now}
         due = []
+        best: dict[str, MonitorSeen | None] = {}
         for monitor in self._known:
             workload = self._workloads.named(monitor.kind, monitor.namespace, monitor.workload_name)
             if workload is not None:
-                is_due = self._is_double(workload, monitor)
+                uid = workload.job.uid
+                if uid not in best:
+                    # Once for each workload: anybody may make as many GPUMonitors for one as there is room for.
+                    best[uid] = self._known.of(workload.job)
+                is_due = _is_double(monitor, best[uid])
             elif monitor.kind in self.listed_kinds and monitor.workload_uid not in self._forgotten:
                 is_due = self._is_over(monitor, now)
             else:
@@ -77,11 +81,6 @@ class Retirement:
             if is_due and not monitor.deleting and self._undeleted.get(monitor.uid, 0.0) <= now:
                 due.append(monitor)
         await self._delete(due[:MAX_DELETIONS], now)
-
-    def _is_double(self, workload: Workload, monitor: MonitorSeen) -> bool:
-        """Whether it is one of ours where a hand-made one shows the same workload."""
-        best = self._known.of(workload.job)
-        return best is not None and best.uid != monitor.uid and monitor.managed and not best.managed
 
     def _is_over(self, monitor: MonitorSeen, now: float) -> bool:
         """Note that the job of a GPUMonitor is gone; say whether it was kept long enough since then."""
@@ -135,3 +134,8 @@ class Retirement:
                     if failures >= MAX_FAILURES:
                         self._no_deletion_before = now + REST_SECONDS
                         return
+
+
+def _is_double(monitor: MonitorSeen, best: MonitorSeen | None) -> bool:
+    """Whether it is one of ours where a hand-made one, the best, shows the same workload."""
+    return best is not None and best.uid != monitor.uid and monitor.managed and not best.managed

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which GPUMonitor belongs to which workload."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.unit.controller import builders
 from tests.unit.controller.builders import metadata
 from verl_gpumonitor.diagnosis import REASONS
 from verl_gpumonitor_operator.controller.jobs import JobKind
@@ -145,3 +147,25 @@ def test_of_what_is_gone_nothing_stays() -> None:
             assert known.gone(f"ci-{number}", monitor.name, monitor.uid) is not None
         assert known.gone(f"ci-{number}", OURS.name, OURS.uid) is None
     assert not any(vars(known).values())
+
+
+@pytest.mark.parametrize("workload", ["grpo", "another"])
+def test_thousands_that_somebody_made_cost_no_job_its_turn(workload: str) -> None:
+    known, job = KnownMonitors(), builders.job(JobKind.RAY_JOB, "grpo")
+    known.keep(OURS)
+    for number in range(5000):
+        known.keep(replace(MINE, name=f"n{number}", uid=f"n{number}", workload_name=workload))
+    begin = time.process_time()
+    for _ in range(10):
+        found = known.of(job)
+    assert time.process_time() - begin < 2.0
+    assert found is not None and found.name == ("n0" if workload == "grpo" else "grpo")
+
+
+def test_one_that_changes_hands_is_found_by_its_new_workload_alone() -> None:
+    known, job = KnownMonitors(), builders.job(JobKind.RAY_JOB, "grpo")
+    known.keep(MINE)
+    assert known.of(job) == MINE
+    known.keep(replace(MINE, uid="u3", workload_name="other"))
+    assert known.of(job) is None
+    assert known.of(builders.job(JobKind.RAY_JOB, "other")) is not None

@@ -3,11 +3,13 @@
 """GPUMonitors that were kept long enough: they go, slowly, and one that cannot go keeps no other one."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import cast
 
 import pytest
 
+from tests.unit.controller.builders import job
 from tests.unit.controller.fakeapi import FakeApi
 from verl_gpumonitor_operator.controller import retirement
 from verl_gpumonitor_operator.controller.jobs import JobKind
@@ -45,9 +47,9 @@ class Rig:
     def __init__(self, count: int) -> None:
         self.api, self.known = Guarded(), KnownMonitors()
         loop = asyncio.get_running_loop()
-        writer = StatusWriter(cast(KubeClient, self.api), writes_per_second=1e6, clock=loop.time)
+        self.writer = StatusWriter(cast(KubeClient, self.api), writes_per_second=1e6, clock=loop.time)
         self.retirement = Retirement(
-            known=self.known, workloads=Workloads(None), writer=writer, retention_seconds=60.0, gone=self._gone
+            known=self.known, workloads=Workloads(None), writer=self.writer, retention_seconds=60.0, gone=self._gone
         )
         self.retirement.listed_kinds.add(JobKind.RAY_JOB)
         for number in range(count):
@@ -113,3 +115,26 @@ async def test_a_slow_api_server_holds_no_look_up_for_long(monkeypatch: pytest.M
         assert await rig.look() == 0
     rig.api.delay = 0.0
     assert await rig.look(5.0) == 10
+
+
+async def test_thousands_for_one_job_that_somebody_made_take_no_long_time() -> None:
+    """The label that tells ours can be written by anybody, too."""
+    rig = Rig(0)
+    workloads = Workloads(None)
+    workloads.job_seen(job(JobKind.RAY_JOB, "busy"), NOW)
+    rig.retirement = Retirement(
+        known=rig.known, workloads=workloads, writer=rig.writer, retention_seconds=60.0, gone=rig._gone
+    )
+    for number in range(3000):
+        for kind in ("ours", "theirs"):
+            name = f"n{number}-{kind}"
+            body = new_object(kind=JobKind.RAY_JOB, namespace="train", name=name, workload_name="busy")
+            body["metadata"]["uid"] = name
+            if kind == "theirs":
+                del body["metadata"]["labels"]
+            monitor = from_object(body)
+            assert monitor is not None
+            rig.known.keep(monitor)
+    begin = time.process_time()
+    await rig.retirement.look(NOW)
+    assert time.process_time() - begin < 2.0
