@@ -185,7 +185,9 @@ class Host:
             stages=self._stages,
             marks=self._marks,
             context=Context(
-                ray_node_type="head" if self._settings.ask_ray else "", started_unix=self._identity.started_unix
+                ray_node_type="head" if self._settings.ask_ray else "",
+                started_unix=self._identity.started_unix,
+                whole_host=True,
             ),
             shm_path=SHM_PATH,
             journal=self._journal,

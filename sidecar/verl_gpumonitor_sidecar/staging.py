@@ -64,6 +64,9 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     ray_node_type: str = ""
     """`head`, `worker`, or empty for a pod that is no Ray node."""
     started_unix: float = 0.0
+    whole_host: bool = False
+    """All GPUs of a host are looked at, which need not all be a job's: not so one without a process, while others have
+    some."""
 
 
 class _Look(NamedTuple):
@@ -233,7 +236,9 @@ class Staging:
 
     def _own(self, uuid: str, rank: int | None) -> Own:
         others = frozenset[int]().union(*(pids for other, pids in self._pids.items() if other != uuid))
-        return Own(local_rank=rank, pids=self._pids.get(uuid), other_pids=others)
+        pids = self._pids.get(uuid)
+        unused = self._context.whole_host and pids is not None and not pids and bool(others)
+        return Own(local_rank=rank, pids=pids, other_pids=others, unused=unused)
 
     def _running_now(self, found: Present) -> tuple[StageNow, ...]:
         """Return what runs: the pod's stage first, then what else its other Ray jobs do."""

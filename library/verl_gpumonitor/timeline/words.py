@@ -72,6 +72,8 @@ class Own(msgspec.Struct, frozen=True):
     """Those of the pod's other GPUs."""
     job: str | None = None
     """Work of this Ray job alone, of several that share the pod; empty: work that no job is named for. None: of any."""
+    unused: bool = False
+    """It is nobody's, so that no work is its own."""
 
 
 POD: Final = Own()
@@ -233,7 +235,7 @@ def _touches(interval: StageInterval, span: Span) -> bool:
 
 def _concerns(interval: StageInterval, own: Own) -> bool:
     """Say whether an interval is about this GPU. Whatever names no GPU is about all of the pod's."""
-    if own.job is not None and interval.job != own.job:
+    if own.unused or (own.job is not None and interval.job != own.job):
         return False
     if own.pids is not None and interval.pid is not None:
         return interval.pid in own.pids or interval.pid not in own.other_pids

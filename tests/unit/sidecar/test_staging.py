@@ -249,6 +249,41 @@ def test_processes_on_a_gpu_tell_whose_stage_it_is() -> None:
     assert picture.roles == {"GPU-0": "rollout", "GPU-1": "ref"}
 
 
+@pytest.mark.parametrize(
+    ("whole_host", "on_second", "stage"),
+    [
+        pytest.param(True, (), "other", id="on a host it is nobody's"),
+        pytest.param(True, (8,), "gen", id="unless somebody is on it"),
+        pytest.param(True, None, "gen", id="or that is not known"),
+        pytest.param(False, (), "gen", id="in a pod it is the job's"),
+    ],
+)
+def test_a_gpu_without_a_process(whole_host: bool, on_second: tuple[int, ...] | None, stage: str) -> None:
+    """The first GPU has one, and both pool and rollout are told without any."""
+    staging = Staging(Context(ray_node_type="head", started_unix=START, whole_host=whole_host))
+    runs = StageInterval(stage="gen", role="rollout", begin=START)
+    word = StageWord(source=StageSource.RAY_STATE, known_from=START, known_until=START + 5, intervals=(runs,))
+    lists = ((7,), on_second)
+    for now in (0.0, 5.0):
+        gpus = tuple(
+            OwnGpu(
+                sample=GpuSample(
+                    uuid=f"GPU-{number}",
+                    taken_at=now,
+                    processes=None if pids is None else tuple(GpuProcess(pid=pid) for pid in pids),
+                ),
+                counters=GpuCounters(observed_seconds=now),
+            )
+            for number, pids in enumerate(lists)
+        )
+        state = PodState(gpus_requested=2, source=Source.NVML, gpus=gpus)
+        picture = staging.turn(state, Heard(own=word), now=now, now_unix=START + now)
+    spent = [{count.stage: count.observed_seconds for count in picture.counts[uuid]} for uuid in ("GPU-0", "GPU-1")]
+    assert spent == [{"gen": 5.0}, {stage: 5.0}]
+    assert picture.now is not None
+    assert picture.now.stage == "gen"
+
+
 def test_what_the_controller_passes_on_is_a_word() -> None:
     said = PodStages(
         source=StageSource.RAY_STATE,
