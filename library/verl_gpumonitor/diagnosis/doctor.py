@@ -180,6 +180,9 @@ class Diagnosis:
             self._gone(track, t)
 
     def _seen(self, track: Track, case: Case, t: float) -> None:
+        if track.resolved is not None and not track.alert.open:
+            # It is over, and what begins anew may not last.
+            return
         track.last_seen = t
         track.finding = _merged(track.finding, case.finding) if track.first_seen is not None else case.finding
         if not track.alert.open:

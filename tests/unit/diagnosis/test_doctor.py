@@ -73,6 +73,12 @@ def test_a_problem_is_raised_and_ends_with_hysteresis(
     assert [(f.first_seen, f.resolved) for f in diagnosis.findings] == life
 
 
+def test_a_short_moment_after_the_end_changes_nothing_of_what_is_over() -> None:
+    rule = _rule(lambda t: 100 <= t < 200 or 300 <= t < 310, raise_seconds=30, clear_seconds=20)
+    (tracked,) = _fed([rule], range(0, 400, 2)).findings
+    assert (tracked.first_seen, tracked.last_seen, tracked.resolved) == (130.0, 198.0, 220.0)
+
+
 def test_problems_that_are_raised_at_once_are_found_in_the_order_of_their_rule() -> None:
     pods = [f"pod-{number}" for number in range(12)]
 

@@ -56,3 +56,26 @@ def test_cache_is_what_was_all_listed_and_is_not_any_more(listed: Callable[[floa
 
 def test_it_is_told_whether_the_pod_has_gpus() -> None:
     assert [f.evidence["gpus_requested"] for f in _found(_rises, None, gpus=8)] == [8]
+
+
+def _steps(rise: float) -> Callable[[float], float]:
+    """Return what a pod uses that offloads for a part of each step of 200 s, and more of it from step to step."""
+
+    def used(t: float) -> float:
+        return (0.75 if t % 200 < 50 else 0.55) + rise * (t // 200)
+
+    return used
+
+
+@pytest.mark.parametrize(
+    ("rise", "found"),
+    [
+        pytest.param(0.0115, True, id="the highest values of steps rise to meet the limit"),
+        pytest.param(0.0, False, id="it goes up and down"),
+        pytest.param(0.004, False, id="they rise and stay far from it"),
+    ],
+)
+def test_what_goes_up_and_down_in_each_step_is_judged_by_whole_steps(rise: float, found: bool) -> None:
+    cases = _found(_steps(rise), None)
+    assert bool(cases) is found
+    assert all("uses up to 6" in case.message for case in cases)

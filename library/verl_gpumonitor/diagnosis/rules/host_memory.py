@@ -12,9 +12,12 @@ nothing. A container that was `OOMKilled` proves
 it, also without any sign before; our own container is not the job's.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Final
 
 from verl_gpumonitor.diagnosis.history import History, PodHistory
+from verl_gpumonitor.diagnosis.minutes import BUCKET_SECONDS
 from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, duration, finding, fit
 from verl_gpumonitor.diagnosis.thresholds import HostMemory, Thresholds
 from verl_gpumonitor.model.figures import gib, percent
@@ -25,6 +28,8 @@ REASON = "HostMemoryRisk"
 OWN_CONTAINER: Final = "gpumonitor"
 _SETTLED_SECONDS = 600.0
 _RSS_SECONDS = 180.0
+_STEPS: Final = 6
+"""Whole steps that must show a rise of their highest values."""
 
 
 def host_memory(history: History, thresholds: Thresholds, open_now: Open) -> Verdict:
@@ -88,8 +93,14 @@ def _at_risk(history: History, pod: PodHistory, limits: HostMemory, *, is_open: 
     near = ratio >= limits.near_ratio - (0.01 if is_open else 0.0) or _fast(pod, ratio, limits)
     if not near and left is None:
         return None
-    evidence: Evidence = {**_sizes(pod), "missing_bytes": max(0, round(line.memory_used_bytes - 0.9 * limit))}
-    message = f"Pod {pod.name} uses {gib(line.memory_used_bytes)} of its {gib(limit)} of host memory ({percent(ratio)})"
+    used, up_to = float(line.memory_used_bytes), ""
+    highest = max(value for _, value in [*pod.host_buckets][-limits.rising_minutes :])
+    if left is not None and highest > 1.02 * used:
+        # What meets the limit is the highest of a step, whatever is in use at this moment.
+        used, up_to = highest, "up to "
+    evidence: Evidence = {**_sizes(pod), "host_used_bytes": round(used)}
+    evidence["missing_bytes"] = max(0, round(used - 0.9 * limit))
+    message = f"Pod {pod.name} uses {up_to}{gib(used)} of its {gib(limit)} of host memory ({percent(used / limit)})"
     if left is not None:
         evidence["seconds_left"] = round(left)
         message += f" and rises; full in about {duration(left)}"
@@ -99,20 +110,37 @@ def _at_risk(history: History, pod: PodHistory, limits: HostMemory, *, is_open: 
 
 
 def _seconds_left(history: History, pod: PodHistory, limit: float, limits: HostMemory) -> float | None:
-    """Return when the rise meets the limit; None if there is no steady rise that meets it soon."""
+    """Return when the rise meets the limit; None if there is no steady rise that meets it soon.
+
+    Offloads and checkpoints fill and free host memory in each step: where the minutes go up and down with it, the
+    highest values of whole steps are looked at.
+    """
     settled = history.step >= 1 if history.stages_told else history.t - (pod.first_host_t or 0.0) >= _SETTLED_SECONDS
-    # The newest minute is not over, and its highest value may yet come.
-    minutes = [value / limit for _, value in pod.host_buckets][:-1][-limits.rising_minutes :]
-    if not settled or len(minutes) < limits.rising_minutes:
+    if not settled:
         return None
-    line = fit(minutes)
-    newest = max(minutes[-1], pod.host_buckets[-1][1] / limit)
+    # The newest minute is not over, and its highest value may yet come.
+    minutes = [value / limit for _, value in pod.host_buckets]
+    highest = minutes[-1]
+    left = _meets(minutes[:-1][-limits.rising_minutes :], highest, limits, least=limits.rising_minutes)
+    step = math.ceil((history.usual_step_seconds() or 0.0) / BUCKET_SECONDS)
+    if left is None and step > 1:
+        whole = [max(minutes[place - step : place]) for place in range(len(minutes) - 1, step - 1, -step)][::-1]
+        steps = _meets(whole, highest, limits, least=_STEPS)
+        left = None if steps is None else steps * step
+    seconds = None if left is None else left * BUCKET_SECONDS
+    return seconds if seconds is not None and seconds <= limits.seconds_left else None
+
+
+def _meets(values: Sequence[float], highest: float, limits: HostMemory, *, least: int) -> float | None:
+    """Return after how many more of them the line through these shares of the limit meets it; None if there is none."""
+    if len(values) < least:
+        return None
+    line = fit(values)
+    newest = max(values[-1], highest)
     if line.correlation < limits.correlation or line.slope <= 0 or newest < limits.rising_from_ratio:
         return None
-    recent = (minutes[-1] - minutes[-4]) / 3
-    slope = min(line.slope, recent)
-    left = 60.0 * (1.0 - newest) / slope if slope > 0 else float("inf")
-    return max(0.0, left) if left <= limits.seconds_left else None
+    slope = min(line.slope, (values[-1] - values[-4]) / 3)
+    return max(0.0, (1.0 - newest) / slope) if slope > 0 else None
 
 
 def _fast(pod: PodHistory, ratio: float, limits: HostMemory) -> bool:
