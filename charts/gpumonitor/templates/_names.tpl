@@ -42,8 +42,8 @@ SPDX-License-Identifier: Apache-2.0
 
 {{/* What never changes over the life of a release, and so may select. */}}
 {{- define "gpumonitor.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "gpumonitor.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "gpumonitor.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "gpumonitor.ownLabels" -}}

@@ -70,12 +70,12 @@ class Chart:
         self._helm = helm
         self._rendered: dict[tuple[str, tuple[str, ...]], Rendered] = {}
 
-    def render(self, values: Mapping[str, Any] | None = None, *arguments: str) -> Rendered:
+    def render(self, values: Mapping[str, Any] | None = None, *arguments: str, release: str = RELEASE) -> Rendered:
         """Render with these values over a registry. Raises AssertionError with what Helm said."""
         merged = {"image": {"registry": REGISTRY}, **(values or {})}
-        key = (json.dumps(merged, sort_keys=True), arguments)
+        key = (json.dumps(merged, sort_keys=True), (release, *arguments))
         if key not in self._rendered:
-            done = self._run(merged, arguments)
+            done = self._run(merged, arguments, release=release)
             assert done.returncode == 0, done.stderr
             documents = yaml.load_all(done.stdout, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
             self._rendered[key] = Rendered(one for one in documents if one)

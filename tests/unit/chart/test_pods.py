@@ -175,3 +175,20 @@ def test_no_pod_can_write_anothers_series(chart: Chart) -> None:
         assert endpoint["metricRelabelings"][0]["action"] == "labeldrop"
     own = rendered.get("PodMonitor", f"{RELEASE}-controller")["spec"]["podMetricsEndpoints"][0]
     assert own["honorLabels"] is True
+
+
+@pytest.mark.parametrize("word", ["true", "123", "1e3", "null", "0x10"])
+def test_words_that_yaml_takes_for_something_else_stay_words(chart: Chart, word: str) -> None:
+    values = {"nameOverride": word, "fullnameOverride": "gpumonitor", "webhook": {"priorityClassName": word}}
+    rendered = chart.render(values, release=word)
+    deployment = rendered.get("Deployment", "gpumonitor-webhook")
+    labels = deployment["spec"]["selector"]["matchLabels"]
+    assert (labels["app.kubernetes.io/name"], labels["app.kubernetes.io/instance"]) == (word, word)
+    assert deployment["spec"]["template"]["spec"]["priorityClassName"] == word
+
+
+def test_an_address_of_digits_stays_one(chart: Chart) -> None:
+    """YAML 1.1 takes digits between colons for a number to base sixty."""
+    address = "2001:10:20:30:40:50:1:2"
+    rendered = chart.render({"controller": {"clusterIP": address}})
+    assert rendered.get("Service", f"{RELEASE}-controller")["spec"]["clusterIP"] == address
