@@ -34,6 +34,8 @@ HOST_SECONDS: Final = 5.0
 MAX_XIDS: Final = 16
 """Of one code at one look; a GPU may tell of hundreds at once."""
 _SAME_SECONDS: Final = 0.05
+_SET_SECONDS: Final = 1.0
+"""A Unix clock that goes on by so much more or less than the monotonic one between two looks was set."""
 _NAMES: Final = {"CALL_TIMED_OUT": "TIMEOUT"}
 
 
@@ -127,17 +129,21 @@ class Recorder:
         self._host: deque[HostKept] = deque(maxlen=MAX_HOST)
         self._events: deque[Xid | Failure] = deque(maxlen=MAX_EVENTS)
         self._step_number = 0
+        self._behind: float | None = None
+        """What the Unix clock is before the monotonic one."""
+        self._behind_before: float | None = None
+        """The same before it was set last: what is decided late may be told by it."""
         self._errors: dict[str | None, str | None] = {}
 
     def look(self, state: PodState, *, now: float, now_unix: float) -> None:
         """Keep what is new in the loop's picture; `now` is monotonic, and of the same moment as `now_unix`."""
-        behind = now_unix - now
+        behind = self._note_clock(now_unix - now)
         for gpu in state.gpus[:MAX_GPUS]:
             self._sample(gpu)
         with self._lock:
             self._state = state
-            self._take_stages(state.stages, behind)
-            self._take_steps(state.stages.steps, behind)
+            self._take_stages(state.stages, now)
+            self._take_steps(state.stages.steps, now)
             self._take_host(state.host, now)
             self._take_xids(state.gpus[:MAX_GPUS], now, behind)
             self._take_errors(state, now)
@@ -199,10 +205,24 @@ class Recorder:
                 bits |= 1 << self._reasons.index(reason)
         return bits
 
-    def _take_stages(self, stages: StagePicture, behind: float) -> None:
+    def _note_clock(self, behind: float) -> float:
+        if self._behind is not None and abs(behind - self._behind) > _SET_SECONDS:
+            self._behind_before = self._behind
+        self._behind = behind
+        return behind
+
+    def _offset(self, unix: float, since: float, now: float) -> float:
+        """Return by what a Unix time becomes one between the two others, which is what it is."""
+        present = self._behind or 0.0
+        known = (present, present if self._behind_before is None else self._behind_before)
+        fitting = (behind for behind in known if since < unix - behind <= now + _SAME_SECONDS)
+        return next(fitting, present)
+
+    def _take_stages(self, stages: StagePicture, now: float) -> None:
         for part in stages.decided:
-            begin, end = part.begin - behind, part.end - behind
             last = self._stays[-1] if self._stays else None
+            behind = self._offset(part.end, float("-inf") if last is None else last.end + _SAME_SECONDS, now)
+            begin, end = part.begin - behind, part.end - behind
             if last is not None and end <= last.end + _SAME_SECONDS:
                 continue  # It was taken already: a turn that failed leaves the picture before.
             if last is not None and _goes_on(last, part) and begin - last.end <= _SAME_SECONDS:
@@ -212,11 +232,12 @@ class Recorder:
             stage, role = sys.intern(part.stage), sys.intern(part.role)
             self._stays.append(Stay(begin if last is None else max(begin, last.end), end, stage, role, part.step))
 
-    def _take_steps(self, steps: Iterable[Step], behind: float) -> None:
+    def _take_steps(self, steps: Iterable[Step], now: float) -> None:
         for step in steps:
             if step.number > self._step_number:
                 self._step_number = step.number
-                self._steps.append((step.end - behind, step.step))
+                since = self._steps[-1][0] if self._steps else float("-inf")
+                self._steps.append((step.end - self._offset(step.end, since, now), step.step))
 
     def _take_host(self, host: HostSample | None, now: float) -> None:
         if host is None:

@@ -364,6 +364,27 @@ def test_a_clock_that_is_set_tears_nothing_apart() -> None:
     assert [mark[:3:2] for mark in marks(lines)][:3] == [(0.0, "gen"), (9.0, "gen"), (9.0, "ref")]
 
 
+@pytest.mark.parametrize("by", [-3600.0, -20.0, 20.0, 3600.0])
+def test_what_is_decided_after_the_clock_was_set_has_its_own_time(by: float) -> None:
+    """It is told by the clock as it was when it ran."""
+    pod = Pod()
+    pod.turn(10)
+    pod.decide("gen", 0, 8)
+    pod.turn(2)
+    pod.offset = by
+    pod.turn(5)
+    pod.decide("ref", 8, 12)
+    pod.decide("update_actor", 12 + by, 16 + by)
+    pod.turn(1)
+    assert [mark[:3:2] for mark in marks(pod.lines())][:5] == [
+        (0.0, "gen"),
+        (7.0, "gen"),
+        (7.0, "ref"),
+        (11.0, "ref"),
+        (11.0, "update_actor"),
+    ]
+
+
 def test_an_answer_that_broke_off_can_be_told() -> None:
     pod = Pod()
     pod.turn(10)
