@@ -68,8 +68,11 @@ class ClusterRelay:
         else:
             self.nodes, self.known_from = {}, said.known_from
         for node in said.nodes:
-            held = self.nodes.setdefault(node.node_ip, {})
-            held.update((_key(interval), interval) for interval in node.intervals)
+            # One without work is as good as one that is not mentioned, and takes no room; that the driver speaks for
+            # every node is news all the same.
+            if node.intervals or node.node_ip == EVERY_NODE:
+                held = self.nodes.setdefault(node.node_ip, {})
+                held.update((_key(interval), interval) for interval in node.intervals)
         self.name(node.node_ip for node in said.nodes)
         self.source, self.known_until, self.heard_at = said.source, said.known_until, received_at
         self._forget_until(self.known_until - KEPT_SECONDS)
@@ -121,10 +124,16 @@ class ClusterRelay:
         self.nodes = {ip: held for ip, held in kept.items() if held}
 
     def _shorten(self) -> None:
-        if sum(len(held) for held in self.nodes.values()) <= MAX_INTERVALS:
+        if not self._is_full():
             return
         ends = sorted((_end(item) for held in self.nodes.values() for item in held.values()), reverse=True)
         self._forget_until(ends[MAX_INTERVALS])
+        if self._is_full():
+            # The time of a head that adds to it may stand still, so that nothing of it is past.
+            self.nodes, self.known_from = {}, self.known_until
+
+    def _is_full(self) -> bool:
+        return sum(len(held) for held in self.nodes.values()) > MAX_INTERVALS
 
 
 def _key(interval: RayStage) -> _Key:

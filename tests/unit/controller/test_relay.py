@@ -335,3 +335,18 @@ def test_the_jobs_that_the_head_lists_are_kept() -> None:
     assert group.ray_jobs == ()
     workloads.accept(identity("a-head"), report("a-head", gpus=[], ray_jobs=jobs), NOW)
     assert group.ray_jobs == tuple(jobs)
+
+
+@pytest.mark.parametrize("intervals", [0, 1, 3])
+def test_a_head_whose_time_stands_still_takes_no_room_without_end(intervals: int) -> None:
+    relay = ClusterRelay()
+    for number in range(300):
+        nodes = [
+            NodeStages(node_ip=f"{number}-{node}", intervals=[stage(GEN, 100 + one) for one in range(intervals)])
+            for node in range(100)
+        ]
+        relay.take(ClusterStages(source=StageSource.RAY_STATE, known_from=100.0, known_until=115.0, nodes=nodes), NOW)
+    assert len(relay.nodes) <= MAX_INTERVALS
+    assert sum(map(len, relay.nodes.values())) <= MAX_INTERVALS
+    assert len(relay.nodes) > 0 or intervals == 0
+    assert len(relay.named) <= MAX_NAMED
