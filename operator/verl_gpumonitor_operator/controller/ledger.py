@@ -116,6 +116,10 @@ class StartLedger:
             elif before is not None or len(self.gpus) < MAX_GPUS:
                 self.gpus[gpu.uuid] = GpuCount.of(gpu)
 
+    def summed(self) -> "StartLedger":
+        """Return its sums alone, in place of each GPU's, which its next report would say again."""
+        return replace(self, gpus={}, written=self.totals, _totals=None) if self.gpus else self
+
     def without_stages(self) -> "StartLedger":
         """Return its sums alone, as if they had been written."""
         return replace(self, gpus={}, written=replace(self.totals, stages=NO_STAGES), _totals=None)
@@ -190,6 +194,8 @@ class PodLedger:
             return Counted(report.sequence, replay=True, new_start=False)
         start = StartLedger(sequence=report.sequence, started_at=report.started_at, sent_at=report.sent_at)
         start.count(report, after_end=after_end)
+        # Of starts before this one nothing more is expected; whole, sixteen of them can take megabytes.
+        self.starts = {start_id: one.summed() for start_id, one in self.starts.items()}
         self.starts[report.start_id] = start
         self._fold_oldest()
         return Counted(start.sequence, replay=False, new_start=True)

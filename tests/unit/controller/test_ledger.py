@@ -495,3 +495,21 @@ def test_the_fast_sum_is_the_sum(gpus: list[tuple[list[StageCount], int | None]]
         for count in counts
     )
     assert same_stages(of_gpus(gpus), summed(pairs))
+
+
+def test_of_earlier_starts_the_sums_alone_are_kept() -> None:
+    ledger = PodLedger()
+    stages = [StageCount(stage="gen", role="actor", observed_seconds=4.0, busy_seconds=1.0)]
+    for start in range(10):
+        gpus = [gpu(f"GPU-{number}", observed_seconds=5.0, busy_seconds=2.0, stages=stages) for number in range(8)]
+        item = report(
+            "w-0", start_id=f"start-{start:03d}", started_at=1000.0 + start, sent_at=1000.5 + start, gpus=gpus
+        )
+        ledger.count(item)
+    assert [len(start.gpus) for start in ledger.starts.values()] == [0] * 9 + [8]
+    totals = ledger.totals(gone=False)
+    assert (totals.gpu_seconds, totals.busy_seconds) == (400.0, 160.0)
+    assert totals.stages[StageKey("gen", "actor")].observed_seconds == 320.0
+    late = report("w-0", start_id="start-003", sequence=2, gpus=[gpu("GPU-0", observed_seconds=50.0)])
+    assert not ledger.count(late).replay
+    assert ledger.totals(gone=False).gpu_seconds == 410.0, "a late one says all of its start"
