@@ -8,7 +8,7 @@ the controller has of each GPU, and what they say is put into the words of a GPU
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
@@ -27,12 +27,13 @@ from verl_gpumonitor.diagnosis import (
 )
 from verl_gpumonitor.diagnosis.health import NOT_DETECTED, rank_of
 from verl_gpumonitor.diagnosis.hysteresis import Alert, AlertPhase, Holds, advance
-from verl_gpumonitor.model.findings import Finding
+from verl_gpumonitor.model.findings import Finding, Scope
+from verl_gpumonitor.model.kubernetes import unix_seconds
 from verl_gpumonitor.model.vocabulary import Severity
 from verl_gpumonitor_operator.settings import Diagnosis, SettingsError
 
 from . import faults
-from .clinic import NOT_SEEN, Found, Opinion
+from .clinic import NOT_SEEN, RESUMED, Found, Opinion
 from .faults import APPLICATION_FAULT, GPU_FAULT, Fault, FaultState
 from .status import Condition, GpuView, OpenFinding
 from .telemetry import OPTED_OUT, PARTIAL, Availability
@@ -59,8 +60,13 @@ class FindingStates:
     unavailable: Alert = field(default_factory=Alert)
     partial: Alert = field(default_factory=Alert)
     faults: FaultState = field(default_factory=FaultState)
-    open_reasons: frozenset[str] = frozenset()
-    """Reasons that are open by the rules, the simple ones and the stage-aware ones."""
+    open: Sequence[Found] = ()
+    """What is open by the rules, the simple ones and the stage-aware ones."""
+
+    @property
+    def open_reasons(self) -> frozenset[str]:
+        """Their reasons."""
+        return frozenset(one.reason for one in self.open)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,19 +103,38 @@ def limits_of(diagnosis: Diagnosis) -> DiagnosisLimits:
         raise SettingsError(f"diagnosis: {error}") from error
 
 
-def open_in(status: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is open in a status, but for faults and telemetry: reason -> message.
+def open_in(status: Mapping[str, Any], now: float) -> list[Found]:
+    """Return what is open in a status, but for faults and telemetry. `now`: of what does not say since when.
 
     A finding stands behind a higher one of the same condition there.
     """
-    found: dict[str, str] = {}
-    for item in _items(status.get("findings")):
-        found.setdefault(str(item.get("reason")), str(item.get("message") or ""))
-    for item in _items(status.get("conditions")):
-        if item.get("status") == "True":
-            found.setdefault(str(item.get("reason")), str(item.get("message") or ""))
+    listed = [(item, "since") for item in _items(status.get("findings"))]
+    shown = [(item, "lastTransitionTime") for item in _items(status.get("conditions")) if item.get("status") == "True"]
+    reasons = {item.get("reason") for item, _ in listed}
+    held = [*listed, *(one for one in shown if one[0].get("reason") not in reasons)]
     other = (*FAULTS, UNAVAILABLE, PARTLY)
-    return {reason: text for reason, text in found.items() if reason in REASONS and reason not in other}
+    return [
+        _held(item, unix_seconds(item.get(since)) or now)
+        for item, since in held
+        if item.get("reason") in REASONS and item.get("reason") not in other
+    ]
+
+
+def _held(item: Mapping[str, Any], since: float) -> Found:
+    """Return a finding, or a condition, of a status as what was found."""
+    reason = str(item["reason"])
+    stage, role = (str(item[name]) if item.get(name) else None for name in ("stage", "role"))
+    pods, gpus = (
+        tuple(str(one) for one in value) if isinstance(value := item.get(name), list) else ()
+        for name in ("pods", "gpus")
+    )
+    finding = Finding(
+        reason=reason,
+        severity=REASONS[reason].severity,
+        scope=Scope(pods=pods, gpus=gpus, stage=stage, role=role),
+        message=str(item.get("message") or ""),
+    )
+    return Found(key=(reason, RESUMED + _subject(finding)), finding=finding, since=since)
 
 
 def _items(value: object) -> list[Mapping[str, Any]]:
@@ -129,11 +154,9 @@ def states_of(status: Mapping[str, Any], now: float) -> FindingStates:
             broken = True
     # Where a GPU is broken, that it is not seen was most likely no finding.
     partial = Alert() if broken else partial
-    known = open_in(status)
-    simple = {reason: text for reason, text in known.items() if reason in SIMPLE}
-    return FindingStates(
-        diagnosis=resume(simple, t=now), unavailable=unavailable, partial=partial, open_reasons=frozenset(known)
-    )
+    known = open_in(status, now)
+    simple = {one.reason: one.finding.message for one in reversed(known) if one.reason in SIMPLE}
+    return FindingStates(diagnosis=resume(simple, t=now), unavailable=unavailable, partial=partial, open=known)
 
 
 def _raised(now: float) -> Alert:
@@ -167,7 +190,7 @@ def assess(
     seen = faults.look(states.faults, gpus, now=now)
     known = {one.reason for one in opinion.open}
     simple = [tracked for tracked in judgement.state.open if tracked.finding.reason not in known]
-    whole = [*opinion.open, *(_found(tracked) for tracked in simple)]
+    whole = _going_on([*opinion.open, *(_found(tracked) for tracked in simple)], states.open)
     found = [one for one in whole if one.reason not in muted]
     open_reasons = frozenset(one.reason for one in whole)
     broken = [fault for fault in seen.state.open if fault.key.reason not in muted]
@@ -198,7 +221,7 @@ def assess(
             unavailable=telemetry.unavailable,
             partial=telemetry.partial,
             faults=seen.state,
-            open_reasons=open_reasons,
+            open=whole,
         ),
     )
 
@@ -206,6 +229,23 @@ def assess(
 def _found(tracked: TrackedFinding) -> Found:
     finding = tracked.finding
     return Found(key=(finding.reason, _subject(finding)), finding=finding, since=tracked.first_seen)
+
+
+def _going_on(found: Sequence[Found], before: Sequence[Found]) -> list[Found]:
+    """Let problems last since they were first seen, whoever found them then: the other rules, or before a restart."""
+    same = {one.key: one.since for one in before}
+    keys = {one.key for one in found}
+    gone = [one for one in before if one.key not in keys]
+    return [replace(one, since=min(one.since, same.get(one.key, one.since), *_since_of(one, gone))) for one in found]
+
+
+def _since_of(found: Found, others: Sequence[Found]) -> list[float]:
+    """Return since when others are there that were this problem under another key."""
+    return [
+        other.since
+        for other in others
+        if other.reason == found.reason and (not other.gpus or not found.gpus or other.gpus & found.gpus)
+    ]
 
 
 def _raises(simple: Sequence[TrackedFinding], opinion: Opinion, before: frozenset[str]) -> Sequence[Transition]:

@@ -16,11 +16,10 @@ import msgspec
 
 from verl_gpumonitor.advice import advise
 from verl_gpumonitor.advice.present import context_at
-from verl_gpumonitor.diagnosis.health import REASONS
 from verl_gpumonitor.diagnosis.rules import rollout_memory
 from verl_gpumonitor.diagnosis.thresholds import Thresholds
 from verl_gpumonitor.model.figures import counted
-from verl_gpumonitor.model.findings import Advice, Finding, Scope
+from verl_gpumonitor.model.findings import Advice, Finding
 from verl_gpumonitor.model.report import Report
 from verl_gpumonitor_operator.settings import SettingsError
 
@@ -56,6 +55,7 @@ ADVICE_SECONDS: Final = 10.0
 NOTABLE: Final = 0.1
 """Evidence that changed by a tenth may lead to other values."""
 RESUMED: Final = "*"
+"""Begins the second part of the key of a problem that was not judged here yet."""
 RESUMED_STEPS: Final = 10
 RESUMED_SECONDS: Final = 3600.0
 PROMPT_SECONDS: Final = 600.0
@@ -86,6 +86,11 @@ class Found:
     def reason(self) -> str:
         """Its reason."""
         return self.finding.reason
+
+    @property
+    def gpus(self) -> frozenset[str]:
+        """UUIDs; empty where it is about no certain ones."""
+        return frozenset(self.finding.scope.gpus)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,8 +130,8 @@ class Case:
 
     patient: Patient
     thresholds: Thresholds
-    resumed: dict[str, str]
-    """Reason -> message of problems from before a restart that were not judged yet."""
+    resumed: tuple[Found, ...]
+    """Problems that others had found, or found before a restart, and that were not judged here yet."""
     told: dict[tuple[str, str], float] = field(default_factory=dict)
     """Open problems -> when they were told last."""
     advised: dict[tuple[str, str], Advised] = field(default_factory=dict)
@@ -162,7 +167,7 @@ class Clinic:
         self._budget = budget_pieces
         self._taken = 0
         self._cases: dict[str, Case] = {}
-        self._resumed: dict[str, dict[str, str]] = {}
+        self._resumed: dict[str, tuple[Found, ...]] = {}
 
     # Who is followed
 
@@ -213,17 +218,21 @@ class Clinic:
             thresholds=self.thresholds,
             began=at,
         )
-        return Case(patient=patient, thresholds=self.thresholds, resumed=self._resumed.pop(workload.job.uid, {}))
+        return Case(patient=patient, thresholds=self.thresholds, resumed=self._resumed.pop(workload.job.uid, ()))
 
-    def resume(self, uid: str, reasons: Mapping[str, str]) -> None:
-        """Go on with problems that are open already: reason -> message. They are not told again."""
-        own = {reason: text for reason, text in reasons.items() if reason in REASONS and reason not in FAULTS}
+    def resume(self, uid: str, known: Iterable[Found]) -> None:
+        """Go on with problems that are open already. They are not told again."""
+        own = [
+            replace(one, key=(one.reason, RESUMED + one.key[1].removeprefix(RESUMED)))
+            for one in known
+            if one.reason not in FAULTS
+        ]
         case = self._cases.get(uid)
         if case is None:
-            self._resumed[uid] = own
+            self._resumed[uid] = tuple(own)
             return
-        known = {key[0] for key in case.told}
-        case.resumed.update({reason: text for reason, text in own.items() if reason not in known})
+        judged = {key[0] for key in case.told} | {one.reason for one in case.resumed}
+        case.resumed += tuple(one for one in own if one.reason not in judged)
 
     def forget(self, uid: str) -> None:
         """Forget a workload."""
@@ -263,7 +272,8 @@ class Clinic:
         if case is None:
             return NOT_SEEN
         if again:
-            open_now = (*(one for one in case.opinion.open if one.key[1] != RESUMED), *_resumed(case))
+            own = (one for one in case.opinion.open if not one.key[1].startswith(RESUMED))
+            open_now = (*own, *case.resumed)
             return replace(case.opinion, open=open_now)
         if case.judgements == case.patient.judgements and case.opinion is not NOT_SEEN:
             case.opinion = replace(case.opinion, raised=(), repeated=())
@@ -297,7 +307,8 @@ class Clinic:
         t = patient.history.t
         unjudged = _unjudged(patient)
         tracked = {key: one for key, one in patient.diagnosis.open_by_key.items() if key[0] not in FAULTS}
-        reasons = {key[0] for key in tracked} | set(case.resumed)
+        resumed = {one.reason for one in case.resumed}
+        reasons = {key[0] for key in tracked} | resumed
         found = [
             Found(
                 key=key,
@@ -306,12 +317,12 @@ class Clinic:
             )
             for key, one in tracked.items()
         ]
-        raised = [one for one in found if one.key not in case.told and one.reason not in case.resumed]
+        raised = [one for one in found if one.key not in case.told and one.reason not in resumed]
         repeated = [one for one in found if t - case.told.get(one.key, t) >= REPEAT_SECONDS]
         self._note(case, found, {one.key for one in (*raised, *repeated)}, t)
         return Opinion(
             staged=patient.history.stages_told and patient.history.step >= SETTLED_STEPS,
-            open=(*found, *_resumed(case)),
+            open=(*found, *case.resumed),
             raised=raised,
             repeated=repeated,
             unknown=_unknown(patient),
@@ -324,11 +335,9 @@ class Clinic:
         case.told = {key: t if key in told else case.told.get(key, t) for key in keys}
         case.advised = {key: value for key, value in case.advised.items() if key in keys}
         now = {key[0] for key in keys}
-        case.resumed = {
-            reason: text
-            for reason, text in case.resumed.items()
-            if reason not in now and not _would_be_seen(case.patient, reason, t)
-        }
+        case.resumed = tuple(
+            one for one in case.resumed if one.reason not in now and not _would_be_seen(case.patient, one.reason, t)
+        )
 
     def _with_advice(self, case: Case, key: tuple[str, str], finding: Finding, reasons: set[str]) -> Finding:
         known, t = case.advised.get(key), case.patient.history.t
@@ -340,17 +349,6 @@ class Clinic:
 
 def _room_of(patient: Patient) -> int:
     return patient.gpus * STAGES * patient.depth
-
-
-def _resumed(case: Case) -> list[Found]:
-    return [
-        Found(
-            key=(reason, RESUMED),
-            finding=Finding(reason=reason, severity=REASONS[reason].severity, scope=Scope(), message=message),
-            since=case.patient.began,
-        )
-        for reason, message in case.resumed.items()
-    ]
 
 
 def _would_be_seen(patient: Patient, reason: str, t: float) -> bool:

@@ -147,7 +147,8 @@ class Examiner:
         uid = workload.job.uid
         opinion = self._clinic.opinion(uid)
         if opinion.staged and entry.states.diagnosis.tracks:
-            self._clinic.resume(uid, {one.finding.reason: one.finding.message for one in entry.states.diagnosis.open})
+            simple = {one.finding.reason for one in entry.states.diagnosis.open}
+            self._clinic.resume(uid, [one for one in entry.states.open if one.reason in simple])
             return self._clinic.opinion(uid, again=True)
         return opinion
 

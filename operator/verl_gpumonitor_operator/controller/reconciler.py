@@ -179,7 +179,7 @@ class Reconciler:
             entry.adopt(monitor)
             entry.states = states_of(monitor.status, now)
             if self._clinic is not None and not workload.job.ended:
-                self._clinic.resume(workload.job.uid, open_in(monitor.status))
+                self._clinic.resume(workload.job.uid, open_in(monitor.status, now))
             # One in the status is of a version before, or of a controller that may not keep them elsewhere.
             kept = self._ledgers.get(workload.job.uid) or monitor.status.get("ledger", "")
             written = ledger_text.read(str(kept))

@@ -14,9 +14,11 @@ from tests.unit.controller.replaying import BEGAN, Sidecars, Told
 from verl_gpumonitor.advice import advise, context_of
 from verl_gpumonitor.cli.records import open_run
 from verl_gpumonitor.diagnosis.thresholds import Thresholds
+from verl_gpumonitor.model.findings import Finding, Scope
 from verl_gpumonitor.model.report import Report, StageNow, StageQuality, StepGpu, StepReport, StepStage
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.trace import JobLine, PodLine
+from verl_gpumonitor.model.vocabulary import Severity
 from verl_gpumonitor_operator.controller.clinic import (
     ALL_SHARE,
     BUDGET_PIECES,
@@ -291,9 +293,14 @@ def test_what_lasts_is_counted_again_each_half_hour() -> None:
     assert repeated.count("OOMRisk") == 2
 
 
+def _known(reason: str) -> Found:
+    finding = Finding(reason=reason, severity=Severity.WARNING, scope=Scope(), message="as it was")
+    return Found(key=(reason, ""), finding=finding, since=BEGAN - 60.0)
+
+
 def test_after_a_restart_what_is_still_there_is_not_told_again() -> None:
     clinic = Clinic(interval_seconds=INTERVAL)
-    clinic.resume("uid-grpo", {"OOMRisk": "it was full"})
+    clinic.resume("uid-grpo", [_known("OOMRisk")])
     course = Course(clinic, peaks=RISING)
     course.run()
     assert "OOMRisk" not in _told(course)
@@ -302,7 +309,7 @@ def test_after_a_restart_what_is_still_there_is_not_told_again() -> None:
 
 def test_after_a_restart_what_is_gone_is_over_after_some_steps() -> None:
     clinic = Clinic(interval_seconds=INTERVAL)
-    clinic.resume("uid-grpo", {"OOMRisk": "it was full", "Hang": "it stood still"})
+    clinic.resume("uid-grpo", [_known("OOMRisk"), _known("Hang")])
     course = Course(clinic, peaks=CALM)
     course.run()
     assert {one.reason for one in course.opinions[0].open} == {"OOMRisk", "Hang"}

@@ -63,6 +63,11 @@ def _stage(stage: str, role: str, peak: float, now: float) -> StepStage:
 RISING = [60.0 + 1.5 * number for number in range(12)]
 
 
+def found(life: Life, reason: str) -> list[dict[str, Any]]:
+    """What the status lists of a reason."""
+    return [one for one in life.status.get("findings", []) if one["reason"] == reason]
+
+
 async def test_a_course_becomes_a_condition_a_finding_advice_and_one_event_each() -> None:
     async with living(clinic=clinic()) as life:
         start(life)
@@ -107,11 +112,18 @@ async def test_a_restarted_controller_goes_on_with_what_is_open_and_tells_it_no_
         await steps(before, RISING)
         then = before.now
         assert before.condition("OOMRisk")[0] == "True"
+        (known,) = found(before, "OOMRisk")
     async with living(api, start=then + 5.0, clinic=clinic()) as life:
         start(life)
         life.reconciler.restore()
         life.reconciler.listening()
-        await steps(life, [77.0] * 7, first=13)
+        await steps(life, [77.0], first=13)
+        (waiting,) = found(life, "OOMRisk")
+        assert waiting == known
+        await steps(life, [78.5] * 9, first=14)
+        (judged,) = found(life, "OOMRisk")
+        assert judged["message"] != known["message"]
+        assert judged["since"] == known["since"]
         assert life.condition("OOMRisk") == ("True", "OOMRisk")
         assert [count for _, reason, count in life.events if reason == "OOMRisk"] == [1, 1]
         assert not [reason for _, reason, _ in life.events if reason == "OOMRiskResolved"]
@@ -154,6 +166,11 @@ async def test_simple_findings_of_a_job_whose_stages_are_not_told_yet_are_taken_
         start(life)
         await life.reporting(120, used=(78, 19, 19, 19))
         assert life.condition("OOMRisk") == ("True", "OOMRisk")
+        (simple,) = found(life, "OOMRisk")
+        await steps(life, [78.0] * 5)
+        (staged,) = found(life, "OOMRisk")
+        assert staged["message"] != simple["message"]
+        assert staged["since"] == simple["since"]
         await steps(life, [50.0] * 4)
         assert life.condition("OOMRisk") == ("True", "OOMRisk") or [
             reason for _, reason, _ in life.events if reason == "OOMRiskResolved"
