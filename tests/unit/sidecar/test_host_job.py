@@ -123,6 +123,8 @@ def test_nobody_is_believed_before_the_gpus_were_looked_at(tmp_path: Path) -> No
     host.on_gpu(listed=False)
     assert host.processes.is_the_jobs(99), "all may be in another container"
     assert host.said(1.0).own == word(1.0), "the only job of the only Ray"
+    host.on_gpu()
+    assert host.processes.is_the_jobs(99), "a job in another container that rests is not listed either"
 
 
 def test_several_jobs_and_a_driver_that_lists_nobody_are_said(host: Host, tmp_path: Path) -> None:

@@ -153,11 +153,14 @@ class JobProcesses:
             self._join_only_job()
 
     def _is_unlisted(self, now: float, *, seen: bool) -> bool:
-        """Say whether the driver does not tell who holds the GPUs, or names processes of elsewhere alone."""
+        """Say whether the driver does not tell who holds the GPUs, or names processes of elsewhere alone.
+
+        Once that was found, GPUs that nobody seems to use for a while say nothing against it.
+        """
         self._lists = self._lists or seen
         if self._lists or self._holders == frozenset():
             self._unlisted_since = None
-            return False
+            return self._unlisted and not self._lists
         if self._unlisted_since is None:
             self._unlisted_since = now
         return not self._told or now - self._unlisted_since >= UNLISTED_SECONDS
