@@ -27,8 +27,8 @@ INACTIVITY_SECONDS: Final = 120.0
 MAX_RESUMED: Final = 3
 """A watch that breaks is taken up from where it was, so often in a row; then it is time for a list. A server that asks
 for patience is asked for the watch alone, however often: a list would cost it more."""
-STEADY_SECONDS: Final = 60.0
-"""A watch that lived this long was well: after its failure the pauses are short again."""
+STEADY_SECONDS: Final = 10.0
+"""A watch that lived this long was well, though it was cut, as some proxies do each minute: it is taken up soon."""
 MAX_PAUSE_SECONDS: Final = 30.0
 SHORTEST_WATCH_SECONDS: Final = 1.0
 
@@ -153,13 +153,14 @@ class Reflector(Generic[T]):
                 pause, resumed = 0.0, 0
                 continue
             except (KubeError, *UNREADABLE) as error:
+                # A list that works says nothing of the watch after it: were the pauses short again with each, a server
+                # that refuses watches would be asked for the whole list each second.
+                if watched_since is not None and self._now() - watched_since >= STEADY_SECONDS:
+                    pause, resumed = 0.0, 0
                 resumed += not isinstance(error, TooManyRequestsError)
                 if resumed > MAX_RESUMED or not (isinstance(error, KubeError) and error.transient):
                     self._version = None
-                # A list that works says nothing of the watch after it: were the pauses short again with each, a server
-                # that refuses watches would be asked for the whole list each second.
-                was_steady = watched_since is not None and self._now() - watched_since >= STEADY_SECONDS
-                pause = self._failed(error, 0.0 if was_steady else pause)
+                pause = self._failed(error, pause)
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, no secret
 
     def _failed(self, error: Exception, pause: float) -> float:

@@ -255,8 +255,9 @@ async def test_a_server_that_asks_for_patience_is_asked_for_the_watch_alone_and_
 async def test_after_a_watch_that_lived_the_pauses_are_short_again(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(monkeypatch)
     monkeypatch.setattr(module, "STEADY_SECONDS", 0.0)
-    await played(Script([listed("a")], [[UnreachableError("reset")] for _ in range(3)]))
-    assert slow.pauses == [0.5, 0.5, 0.5]
+    _, reflector = await played(Script([listed("a")], [[UnreachableError("reset")] for _ in range(30)]))
+    assert slow.pauses == [0.5] * 30
+    assert reflector.state.lists == 1, "it goes on from where it was"
 
 
 async def test_a_fault_of_ours_over_one_object_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
