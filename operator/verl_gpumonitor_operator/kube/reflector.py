@@ -156,7 +156,9 @@ class Reflector(Generic[T]):
                 # A list that works says nothing of the watch after it: were the pauses short again with each, a server
                 # that refuses watches would be asked for the whole list each second.
                 if watched_since is not None and self._now() - watched_since >= STEADY_SECONDS:
-                    pause, resumed = 0.0, 0
+                    pause = 0.0
+                    # One in which nothing was said may be one in which nothing can be said.
+                    resumed = 0 if (self.state.last_event_at or 0.0) > watched_since else resumed
                 resumed += not isinstance(error, TooManyRequestsError)
                 if resumed > MAX_RESUMED or not (isinstance(error, KubeError) and error.transient):
                     self._version = None

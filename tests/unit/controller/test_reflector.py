@@ -255,9 +255,21 @@ async def test_a_server_that_asks_for_patience_is_asked_for_the_watch_alone_and_
 async def test_after_a_watch_that_lived_the_pauses_are_short_again(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(monkeypatch)
     monkeypatch.setattr(module, "STEADY_SECONDS", 0.0)
-    _, reflector = await played(Script([listed("a")], [[UnreachableError("reset")] for _ in range(30)]))
+    cut: list[bytes | KubeError] = [event("ADDED", item("b", "11")), UnreachableError("reset")]
+    _, reflector = await played(Script([listed("a")], [list(cut) for _ in range(30)]))
     assert slow.pauses == [0.5] * 30
     assert reflector.state.lists == 1, "it goes on from where it was"
+
+
+async def test_watches_that_live_and_say_nothing_are_not_believed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a proxy that holds back what it should pass on."""
+    slow = Slow(monkeypatch)
+    monkeypatch.setattr(module, "STEADY_SECONDS", 0.0)
+    mirror, reflector = await played(
+        Script([listed("a"), listed("b")], [[UnreachableError("silent")] for _ in range(4)])
+    )
+    assert mirror.held == {"b"}
+    assert (slow.pauses, reflector.state.lists) == ([0.5] * 4, 2)
 
 
 async def test_a_fault_of_ours_over_one_object_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
