@@ -27,7 +27,7 @@ from verl_gpumonitor.diagnosis import (
 )
 from verl_gpumonitor.diagnosis.health import NOT_DETECTED, rank_of
 from verl_gpumonitor.diagnosis.hysteresis import Alert, AlertPhase, Holds, advance
-from verl_gpumonitor.model.findings import Finding, Scope
+from verl_gpumonitor.model.findings import Advice, Finding, Scope
 from verl_gpumonitor.model.kubernetes import unix_seconds
 from verl_gpumonitor.model.vocabulary import Severity
 from verl_gpumonitor_operator.settings import Diagnosis, SettingsError
@@ -106,35 +106,68 @@ def limits_of(diagnosis: Diagnosis) -> DiagnosisLimits:
 def open_in(status: Mapping[str, Any], now: float) -> list[Found]:
     """Return what is open in a status, but for faults and telemetry. `now`: of what does not say since when.
 
-    A finding stands behind a higher one of the same condition there.
+    A finding stands behind a higher one of the same condition there. Advice belongs to the first of its reason.
     """
-    listed = [(item, "since") for item in _items(status.get("findings"))]
-    shown = [(item, "lastTransitionTime") for item in _items(status.get("conditions")) if item.get("status") == "True"]
-    reasons = {item.get("reason") for item, _ in listed}
-    held = [*listed, *(one for one in shown if one[0].get("reason") not in reasons)]
+    listed = _items(status.get("findings"))
+    shown = {
+        str(item.get("reason")): {**item, "since": item.get("lastTransitionTime")}
+        for item in _items(status.get("conditions"))
+        if item.get("status") == "True"
+    }
+    reasons = {str(item.get("reason")) for item in listed}
+    held = [*listed, *(item for reason, item in shown.items() if reason not in reasons)]
     other = (*FAULTS, UNAVAILABLE, PARTLY)
+    advice = _advice_in(status)
     return [
-        _held(item, unix_seconds(item.get(since)) or now)
-        for item, since in held
-        if item.get("reason") in REASONS and item.get("reason") not in other
+        _held({**item, "message": item.get("message") or shown.get(reason, {}).get("message")}, now, advice)
+        for item in held
+        if (reason := str(item.get("reason"))) in REASONS and reason not in other
     ]
 
 
-def _held(item: Mapping[str, Any], since: float) -> Found:
-    """Return a finding, or a condition, of a status as what was found."""
+def _held(item: Mapping[str, Any], now: float, advice: dict[str, list[Advice]]) -> Found:
+    """Return a finding of a status as what was found. Its advice is taken out of `advice`."""
     reason = str(item["reason"])
-    stage, role = (str(item[name]) if item.get(name) else None for name in ("stage", "role"))
-    pods, gpus = (
-        tuple(str(one) for one in value) if isinstance(value := item.get(name), list) else ()
-        for name in ("pods", "gpus")
-    )
     finding = Finding(
         reason=reason,
-        severity=REASONS[reason].severity,
-        scope=Scope(pods=pods, gpus=gpus, stage=stage, role=role),
+        severity=Severity(item["severity"]) if item.get("severity") in list(Severity) else REASONS[reason].severity,
+        scope=Scope(
+            pods=_texts(item.get("pods")),
+            gpus=_texts(item.get("gpus")),
+            stage=_text(item.get("stage")),
+            role=_text(item.get("role")),
+        ),
         message=str(item.get("message") or ""),
+        advice=tuple(advice.pop(reason, ())),
     )
-    return Found(key=(reason, RESUMED + _subject(finding)), finding=finding, since=since)
+    since = unix_seconds(item.get("since"))
+    return Found(key=(reason, RESUMED + _subject(finding)), finding=finding, since=now if since is None else since)
+
+
+def _advice_in(status: Mapping[str, Any]) -> dict[str, list[Advice]]:
+    """Return the recommendations of a status by reason; not those that were cut short for want of room."""
+    found: dict[str, list[Advice]] = {}
+    for item in _items(status.get("recommendations")):
+        if item.get("text"):
+            advice = Advice(
+                parameter=_text(item.get("parameter")),
+                current=_text(item.get("current")),
+                suggested=_text(item.get("suggested")),
+                text=str(item["text"]),
+                reason=_text(item.get("evidence")) or "",
+                price=_text(item.get("price")) or "",
+                confidence=_text(item.get("confidence")) or "medium",
+            )
+            found.setdefault(str(item.get("reason")), []).append(advice)
+    return found
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(str(one) for one in value) if isinstance(value, list) else ()
 
 
 def _items(value: object) -> list[Mapping[str, Any]]:

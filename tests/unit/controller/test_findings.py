@@ -15,6 +15,7 @@ from verl_gpumonitor.model.findings import Advice, Scope
 from verl_gpumonitor.model.report import StageNow, StageQuality, StepGpu, StepReport, StepStage
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import Severity
+from verl_gpumonitor_operator.controller.assessment import open_in
 from verl_gpumonitor_operator.controller.clinic import Clinic, Opinion
 from verl_gpumonitor_operator.controller.status import OpenFinding, findings, recommendations
 
@@ -113,6 +114,7 @@ async def test_a_restarted_controller_goes_on_with_what_is_open_and_tells_it_no_
         then = before.now
         assert before.condition("OOMRisk")[0] == "True"
         (known,) = found(before, "OOMRisk")
+        advice = before.status["recommendations"]
     async with living(api, start=then + 5.0, clinic=clinic()) as life:
         start(life)
         life.reconciler.restore()
@@ -120,6 +122,7 @@ async def test_a_restarted_controller_goes_on_with_what_is_open_and_tells_it_no_
         await steps(life, [77.0], first=13)
         (waiting,) = found(life, "OOMRisk")
         assert waiting == known
+        assert life.status["recommendations"] == advice
         await steps(life, [78.5] * 9, first=14)
         (judged,) = found(life, "OOMRisk")
         assert judged["message"] != known["message"]
@@ -210,3 +213,40 @@ def test_lists_of_a_status_are_bounded() -> None:
     assert len(shown[0]["message"]) == 1024
     assert recommendations(many) == []
     assert Opinion().open == ()
+
+
+ODD: dict[str, Any] = {
+    "findings": [
+        {"reason": "OOMRisk", "severity": "critical", "stage": 7, "gpus": ["GPU-a"], "since": "2026-01-01T00:00:00Z"},
+        {"reason": "OOMRisk", "severity": "dire", "pods": "w-0", "since": "yesterday", "message": "full"},
+        {"reason": "GPUFault"},
+        {"reason": ["Hang"]},
+        "Hang",
+    ],
+    "conditions": [
+        {"type": "OOMRisk", "status": "True", "reason": "OOMRisk", "message": "of the condition"},
+        {"type": "Hung", "status": "True", "reason": "Hang", "lastTransitionTime": "2026-01-01T00:01:00Z"},
+        {"type": "Imbalanced", "status": "False", "reason": "NotDetected"},
+    ],
+    "recommendations": [
+        {"reason": "OOMRisk", "parameter": "a.b", "suggested": "1"},
+        {"reason": "OOMRisk", "parameter": None, "text": "do it", "evidence": 5},
+    ],
+}
+
+
+def test_what_is_open_in_a_status_is_read_whatever_somebody_wrote_there() -> None:
+    first, second, third = open_in(ODD, now=5.0)
+    assert (first.reason, first.finding.severity, first.finding.scope) == (
+        "OOMRisk",
+        Severity.CRITICAL,
+        Scope(gpus=("GPU-a",)),
+    )
+    assert (first.since, first.finding.message) == (1767225600.0, "of the condition")
+    assert first.finding.advice == (Advice(parameter=None, text="do it"),)
+    assert (second.finding.severity, second.since, second.finding.message) == (Severity.WARNING, 5.0, "full")
+    assert second.finding.advice == ()
+    assert (third.reason, third.since, third.finding.message) == ("Hang", 1767225660.0, "")
+    bare: list[dict[str, Any]] = [{}, {"findings": None, "conditions": {}, "recommendations": 3}]
+    for nothing in bare:
+        assert open_in(nothing, now=5.0) == []
