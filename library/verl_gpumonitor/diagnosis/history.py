@@ -57,6 +57,8 @@ WINDOW_SECONDS: Final = 120.0
 """Where nobody tells steps (SFT by torchrun), so much time stands for one."""
 ALARM_RATIOS: Final = (0.965, 0.985)
 """A stage that passes one of these within a step is looked at before the step ends."""
+LISTED_FROM: Final = 0.25
+"""Share of its limit from which on it tells something how much of a pod's memory its listed processes make up."""
 MAX_EVENTS: Final = 256
 MAX_CHANGES: Final = 64
 SPIN_UTILIZATION: Final = 0.9
@@ -70,6 +72,7 @@ ENGINE_APART: Final = 0.015
 """The same of a stage that takes its memory beforehand."""
 USUAL_RISE: Final = 0.15
 """No stage takes so much more from one step to the next that nothing else could have taken it."""
+_USUAL_STEPS: Final = 5
 LOW_POWER_STAGES: Final = frozenset(("update_weights", "init", "save_checkpoint", OTHER))
 _PIPELINE: Final = re.compile(r"pipeline_model_parallel_size[=\s]+(\d+)")
 _TRAINER_KINDS: Final = frozenset(("PyTorchJob", "TrainJob", "MPIJob"))
@@ -712,7 +715,9 @@ class History:
         if line.processes:
             known = [float(p.rss_bytes) for p in line.processes if p.rss_bytes]
             pod.rss = (line.t, sum(known)) if known else pod.rss
-            if known and line.memory_used_bytes:
+            limit = line.memory_limit_bytes or pod.memory_limit_bytes or 0
+            # Of a pod that is nearly empty as yet, one process is all.
+            if known and line.memory_used_bytes and line.memory_used_bytes >= LISTED_FROM * limit:
                 ratio = (sum(known) + float(line.shm_used_bytes or 0)) / line.memory_used_bytes
                 pod.listed_ratio = max(pod.listed_ratio, min(1.0, ratio))
 
@@ -759,11 +764,14 @@ class History:
 
 
 def _spans(gpu: GpuHistory, begin: float, end: float) -> Iterator[tuple[float, float, str, str]]:
-    """Cut a span by the stages that the GPU was in: since, until, stage, role."""
+    """Cut a span by the stages that the GPU was in: since, until, stage, role.
+
+    A change at the very end of it was told before the sample, and belongs to the next.
+    """
     changes: Sequence[tuple[float, str, str]] = () if gpu.changes is None else gpu.changes
     inside = [change for change in changes if begin < change[0] < end]
     stage, role = gpu.stage, gpu.role
-    if inside:
+    if inside or (changes and begin < changes[-1][0]):
         earlier = [change for change in changes if change[0] <= begin]
         stage, role = earlier[-1][1:] if earlier else (UNKNOWN, UNKNOWN)
     since = begin
@@ -795,7 +803,8 @@ def straddled(gpu: GpuHistory, stages: frozenset[str], peak_bytes: float) -> str
     if not trained:
         return None
     most = max(trained, key=lambda stage: trained[stage])
-    alone = stages <= TRAINED or peak_bytes <= trained[most] + USUAL_RISE * total
+    # One peak that was put down wrongly must not draw the others of its kind after it.
+    alone = stages <= TRAINED or peak_bytes <= _usual(gpu, most, trained[most]) + USUAL_RISE * total
     return most if alone and _below(highest, most, peak_bytes, total) else None
 
 
@@ -811,6 +820,13 @@ def _highest(gpu: GpuHistory, stage: str) -> float | None:
         return None
     known = [peak for peak in past.peaks if peak is not None]
     return max([*known, (now.peak_bytes if now is not None else None) or 0.0])
+
+
+def _usual(gpu: GpuHistory, stage: str, highest: float) -> float:
+    """Return the median of a stage's last peaks."""
+    past = gpu.past.get(stage)
+    known = sorted(peak for peak in (past.peaks if past is not None else ())[-_USUAL_STEPS:] if peak is not None)
+    return known[len(known) // 2] if known else highest
 
 
 def _below(highest: Mapping[str, float | None], one: str, peak_bytes: float, total: float) -> bool:

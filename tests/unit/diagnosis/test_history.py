@@ -117,3 +117,25 @@ def test_a_hand_over_shorter_than_two_samples_keeps_its_peak(interval: float) ->
     known = [piece.peak_bytes for piece in made.gpus["GPU-0"].pieces("update_weights")[1:]]
     assert known.count(95.0) >= 3
     assert {piece.peak_bytes for piece in made.gpus["GPU-0"].pieces("update_actor")} == {68.0}
+
+
+@pytest.mark.parametrize("begins", [99.9, 100.0, 100.1])
+def test_a_stage_that_begins_as_a_sample_is_taken_has_not_that_samples_memory(begins: float) -> None:
+    gpu = TraceGpu(uuid="GPU-0", index=0, memory_total_bytes=100)
+    made = History(Header(format=TRACE_FORMAT, pods=[TracePod(name="w", gpus_requested=1, gpus=[gpu])]))
+    made.feed(TaskLine(t=50.0, pod="w", pid=1, local_rank=0, name="WorkerDict.init_model", state="begin"))
+    records: list[Record] = [
+        GpuLine(t=t, pod="w", uuid="GPU-0", memory_used_bytes=used, memory_peak_bytes=used)
+        for t, used in ((96.0, 80), (98.0, 80), (100.0, 80), (102.0, 30), (104.0, 30))
+    ]
+    name = "WorkerDict.actor_rollout_compute_log_prob"
+    begin = TaskLine(t=begins, pod="w", pid=1, local_rank=0, name=name, state="begin")
+    for record in sorted([begin, *records], key=lambda record: record.t):
+        made.feed(record)
+    assert made.gpus["GPU-0"].now["old_log_prob"].peak_bytes == 30
+
+
+def test_one_peak_put_down_wrongly_draws_no_others_after_it() -> None:
+    wrong = {**USUAL, "ref": stage(peak=0.80)}
+    gpu = history(("w", [[USUAL, USUAL, wrong]])).gpus["0-0"]
+    assert straddled(gpu, frozenset({"other", "ref"}), 0.85 * TOTAL_BYTES) is None

@@ -37,7 +37,7 @@ def _found(used: Callable[[float], float], listed: Callable[[float], float] | No
 
 
 def _rises(t: float) -> float:
-    return 0.3 + 0.68 * t / 3600
+    return 0.1 if t <= 60 else 0.3 + 0.68 * t / 3600
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,9 @@ def _rises(t: float) -> float:
         pytest.param(lambda t: 0.85 * _rises(t), True, id="the processes that are listed rise with it"),
         pytest.param(lambda t: _rises(t) - 0.26, True, id="much is never listed, and what is rises"),
         pytest.param(lambda _: 0.05, True, id="hardly anything is ever listed"),
+        pytest.param(
+            lambda t: _rises(t) - (0.3 if t > 60 else 0.0), True, id="at the begin the driver is all there is"
+        ),
         pytest.param(lambda _: 0.27, False, id="all was listed once, and what rises is cache"),
     ],
 )

@@ -97,3 +97,16 @@ def test_it_is_told_what_the_stage_leaves_free_and_not_what_the_engine_does() ->
     steps = [{"gen": stage(seconds=40, peak=0.9), "update_actor": stage(seconds=200, busy=0.2, peak=0.3)}] * 8
     (case,) = held(RULE, history(("w", [steps] * 4)))
     assert case.finding.evidence["headroom_bytes"] == round(0.7 * TOTAL_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "busy", "found"),
+    [
+        pytest.param(200, 0.15, True, id="through much of each step, with little load"),
+        pytest.param(20, 0.15, False, id="for a while"),
+        pytest.param(200, 0.6, False, id="busily"),
+    ],
+)
+def test_weights_that_are_handed_over_for_long_are_a_waste(seconds: float, busy: float, found: bool) -> None:
+    steps = [{**WORK, "update_weights": stage(seconds=seconds, busy=busy)}] * 8
+    assert bool(held(RULE, history(("w", [steps] * 4)))) is found

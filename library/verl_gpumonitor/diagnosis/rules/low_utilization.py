@@ -8,7 +8,8 @@ step has idle parts by construction. So a stage is judged by itself, over severa
 and only where it takes a good part of the step. Generation is low by nature when few long answers are left; what
 counts there is time in which *no* GPU of the pool does anything: the engine stands, or it waits for rewards or tools
 (verl-project/verl#3114). Time between stages counts as a pause (stage `other`): data, reward functions, the driver.
-A checkpoint now and then is none, one in each step that takes as much is. GPUs that only serve a reward model or a
+A checkpoint now and then is none, one in each step that takes as much is, and so are weights that are handed over for
+as long. GPUs that only serve a reward model or a
 teacher wait by design, and so does for a while whoever trains or generates in turn with another pool; but a rollout
 pool that stands still for most of each step is larger than its trainer can use, and one for which the trainer waits
 through much of each step is too small.
@@ -19,7 +20,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from verl_gpumonitor.diagnosis.alike import GENERATES, alike, trains
-from verl_gpumonitor.diagnosis.history import WINDOW_SECONDS, GpuHistory, History
+from verl_gpumonitor.diagnosis.history import RESUME, WINDOW_SECONDS, GpuHistory, History
 from verl_gpumonitor.diagnosis.rule import ENGINE, TRAINING, Cadence, Case, Open, Rule, Verdict, duration, finding
 from verl_gpumonitor.diagnosis.thresholds import LowUtilization, Thresholds
 from verl_gpumonitor.diagnosis.work import GEN, OTHER
@@ -168,6 +169,8 @@ def _wastes(stage: str, waste: Waste, limits: LowUtilization) -> bool:
         return waste.utilization < limits.gen_utilization or waste.idle >= limits.gen_idle
     if stage in (OTHER, SAVE):
         return waste.share >= limits.pause_share and waste.utilization < 0.1
+    if stage == RESUME:
+        return waste.share >= limits.pause_share and waste.utilization < limits.training_utilization
     return stage in TRAINING and waste.utilization < limits.training_utilization
 
 
