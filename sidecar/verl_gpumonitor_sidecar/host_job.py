@@ -47,6 +47,8 @@ class HostJob:
         self._journal = journal
         self._clock = clock
         self._sleep = sleep
+        self._undecided = False
+        """Whether it was said that it is not known whose stages count."""
         self.processes = processes or JobProcesses()
 
     def start(self) -> None:
@@ -61,9 +63,10 @@ class HostJob:
         self.processes.on_gpus(holders_of(node))
         self.processes.scan(self._clock())
         if self.processes.undecided:
+            self._undecided = True
             self._journal.state("job", "stages are not told", error=UNDECIDED)
-        else:
-            self._journal.state("job", "it is known whose stages count")
+        elif self._undecided:
+            self._journal.state("job", "it is known by now whose stages count")
 
     def _run(self) -> None:
         while True:

@@ -132,6 +132,9 @@ def test_several_jobs_and_a_driver_that_lists_nobody_are_said(host: Host, tmp_pa
     host.on_gpu(listed=False)
     assert b"whose GPUs these are is not known" in host.lines[-1]
     assert not host.processes.has(11)
+    host.on_gpu(11)
+    assert b"it is known by now" in host.lines[-1]
+    assert len(host.lines) == 2
 
 
 @pytest.mark.parametrize(
