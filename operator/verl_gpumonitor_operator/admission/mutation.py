@@ -23,6 +23,7 @@ from .sidecar import Resources
 
 MAX_POD_BYTES: Final = 1_000_000
 """etcd takes 1.5 MiB for one object; a pod this large gets nothing added."""
+DROPPED: Final = "another webhook, which knows no native sidecars, took restartPolicy from the sidecar"
 MAX_ANNOTATION_BYTES: Final = 256 * 1024
 """Kubernetes' own bound for all annotations of one object."""
 
@@ -144,6 +145,9 @@ def _decide(pod: Json, *, namespace: Namespace, policy: operator_settings.Settin
         return skip
     bare = presence.without(pod)
     skip = _not_wanted(bare, namespace, policy.injection) or _not_possible(bare, policy, cluster)
+    if skip is None and presence.holds_for_ever(pod):
+        # Written anew, it might be dropped again after us.
+        skip = Skip(reason=SkipReason.KUBERNETES_TOO_OLD, message=DROPPED)
     if skip is not None:
         return _removed(pod, skip)
     build = _with_sidecar if presence.position(pod) is None else _with_other_resources

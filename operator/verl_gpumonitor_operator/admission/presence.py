@@ -78,13 +78,22 @@ def declares_ports_of_the_host(pod: Json) -> bool:
     return index is not None and pods.uses_host_network(pod) and bool(pods.init_containers(pod)[index].get("ports"))
 
 
+def holds_for_ever(pod: Json) -> bool:
+    """Whether our sidecar is an ordinary init container by now, whose end the job would wait for in vain.
+
+    A webhook that was built with types from before 1.28 writes a pod back without the fields that it does not know.
+    """
+    index = position(pod)
+    return index is not None and not pods.is_native_sidecar(pods.init_containers(pod)[index])
+
+
 def is_settled(pod: Json, sizes: operator_settings.SidecarResources) -> bool:
     """Whether the sidecar may stay as it is, beside the resources and in the network that the pod has by now.
 
     Where another webhook gave the sidecar resources that keep the class too, they are that webhook's business.
     """
     index = position(pod)
-    if index is None or declares_ports_of_the_host(pod):
+    if index is None or declares_ports_of_the_host(pod) or holds_for_ever(pod):
         return False
     bare = without(pod)
     if pods.qos_class(bare) is pods.qos_class(pod) and not pods.has_pod_level_resources(pod):

@@ -368,4 +368,5 @@ def _breakers(state: BreakerState) -> dict[str, Pause]:
 
 def _sentence(pod: PodRecord) -> str:
     node = f" on node {pod.node_name}" if pod.node_name else ""
-    return f"pod {pod.namespace}/{pod.name}{node}: {pod.sidecar.reason if pod.sidecar is not None else 'unknown'}"
+    reason = pod.sidecar.reason if pod.sidecar is not None else None
+    return f"pod {pod.namespace}/{pod.name}{node}: {reason or failure_of(pod) or 'unknown'}"

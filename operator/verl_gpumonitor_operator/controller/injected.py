@@ -49,10 +49,22 @@ RESCUED: Final = "SidecarRescued"
 
 
 class Cause(StrEnum):
-    """What kind of failure keeps the container from running."""
+    """What is wrong with the container."""
 
     PULL = "pull"
     START = "start"
+    NOT_NATIVE = "not-native"
+    """It runs, as an ordinary init container, and its pod waits for its end."""
+
+
+def holds_for_ever(pod: PodRecord) -> bool:
+    """Whether the injected container lost its `restartPolicy` on the way into the pod, and holds it while it runs.
+
+    So it is with a webhook that was built with types from before 1.28 and writes pods back without what it does not
+    know, and with an API server whose feature gate SidecarContainers is off.
+    """
+    is_there = pod.injected is not None and pod.sidecar is not None and pod.phase == "Pending" and not pod.deleting
+    return is_there and not pod.native and pod.sidecar is not None and pod.sidecar.phase is ContainerPhase.RUNNING
 
 
 def cause_of(pod: PodRecord) -> Cause | None:

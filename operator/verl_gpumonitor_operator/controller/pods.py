@@ -75,10 +75,11 @@ class _Resources(msgspec.Struct, frozen=True):
     limits: dict[str, str | int | float] | None = None
 
 
-class _Container(msgspec.Struct, frozen=True):
+class _Container(msgspec.Struct, frozen=True, rename="camel"):
     name: str
     image: str = ""
     command: list[str] | None = None
+    restart_policy: str | None = None
     resources: _Resources | None = None
 
 
@@ -163,6 +164,7 @@ def _record(pod: _Pod, gpus: GpuResources) -> PodRecord:
         skip_reason=_short(annotations.get(wiring.ANNOTATION_SKIP_REASON)),
         images=tuple(sys.intern(one.image) for one in spec.containers[:MAX_IMAGES] if len(one.image) <= MAX_IMAGE),
         sidecar_image=sys.intern(sidecar.image[:MAX_IMAGE]) if sidecar else None,
+        native=sidecar is None or sidecar.restart_policy == "Always",
         own_command=sidecar is not None and tuple(sidecar.command or ()) == COMMAND,
         sidecar=_state(status.init_container_statuses, wiring.CONTAINER_NAME) if sidecar else None,
         main=_state(status.container_statuses, first),

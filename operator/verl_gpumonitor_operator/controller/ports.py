@@ -94,6 +94,8 @@ class PodRecord:
     """Images of `spec.containers`, in order; the first is the main one."""
     sidecar_image: str | None = None
     """Image of the injected container in the pod's spec."""
+    native: bool = True
+    """The injected container is a native sidecar. Else its pod waits for its end for ever."""
     own_command: bool = False
     """The injected container has the very command that this release gives it."""
     sidecar: ContainerState | None = None

@@ -28,7 +28,7 @@ from verl_gpumonitor.model.vocabulary import Severity
 from verl_gpumonitor_operator.kube.errors import ConflictError, ForbiddenError, InvalidError, KubeError, NotFoundError
 from verl_gpumonitor_operator.settings import Images
 
-from .injected import RESCUED, Cause, cause_of, main_image
+from .injected import RESCUED, Cause, cause_of, holds_for_ever, main_image
 from .ports import ContainerPhase, Incidents, PodImagePatcher, PodRecord
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ def waiting_cause_of(pod: PodRecord) -> Cause | None:
     """Say why the injected container waits for its next start, in a pod that it holds or that has begun."""
     if pod.injected is None or pod.sidecar_image is None or pod.deleting or pod.phase not in ("Pending", "Running"):
         return None
+    if holds_for_ever(pod):
+        return Cause.NOT_NATIVE
     if pod.sidecar is None or pod.sidecar.phase is not ContainerPhase.WAITING:
         return None
     return cause_of(pod)
@@ -147,6 +149,9 @@ def _patience(pod: PodRecord, attempt: Attempt, cause: Cause, times: RescueTimes
 
 def _following(pod: PodRecord, images: Images, cause: Cause) -> list[str]:
     """The images that may follow the one the pod has, best first."""
+    if cause is Cause.NOT_NATIVE:
+        # None of them ends.
+        return []
     main, current = main_image(pod), pod.sidecar_image
     ladder = [images.operator] if cause is Cause.START else []
     return [image for image in [*ladder, main] if image != current] if main is not None else []
@@ -347,9 +352,14 @@ class Rescuer:
         self._not_before[pod.uid] = float("inf")
         self._metrics.count("nothing_left")
         log.error("no image is left to free a pod", extra=_keys(pod, action))
+        why = f" ({action.reason}), even with the pod's own image"
+        if action.cause is Cause.NOT_NATIVE:
+            why = (
+                ", which lost restartPolicy to a webhook or an API server that knows no native sidecars and never ends"
+            )
         message = (
-            f"Pod {pod.name} {_plight(pod)} ({action.reason}), even with the pod's own image; "
-            "delete the pod, and set the annotation gpumonitor.dev/inject=disabled in its template"
+            f"Pod {pod.name} {_plight(pod)}{why}; delete the pod, and set the annotation "
+            "gpumonitor.dev/inject=disabled in its template"
         )
         self._incidents.report(pod, reason=EVENT_STUCK, message=message, severity=Severity.CRITICAL)
 

@@ -141,3 +141,19 @@ def test_a_pod_that_came_to_the_nodes_network_keeps_off_its_ports() -> None:
     direct = samples.with_spec(worker, hostNetwork=True)
     assert after == patched(direct, decided(direct)), "as if it had been there from the beginning"
     assert decided(after) == Skip(reason=SkipReason.ALREADY_INJECTED)
+
+
+def test_a_sidecar_that_another_webhook_made_an_ordinary_init_container_is_taken_away() -> None:
+    """One with types from before 1.28 writes the pod back without `restartPolicy`, and the job would never start."""
+    worker = samples.ray_worker()
+    between = copy.deepcopy(patched(worker, decided(worker)))
+    del own(between)["restartPolicy"]
+    assert not_ours(between, "team-a", samples.SETTINGS) is None
+    outcome = decided(between)
+    assert isinstance(outcome, Skip)
+    assert outcome.reason is SkipReason.KUBERNETES_TOO_OLD
+    after = patched(between, outcome)
+    assert after["spec"] == worker["spec"]
+    assert "another webhook" in after["metadata"]["annotations"]["gpumonitor.dev/skip-reason"]
+    unread = patched(between, without_facts(between, samples.SETTINGS, "away"))
+    assert unread["spec"] == worker["spec"]

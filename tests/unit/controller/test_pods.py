@@ -198,3 +198,10 @@ def test_an_observer_that_fails_keeps_no_pod_from_the_others() -> None:
     store.seen(pod("late", None))
     store.gone(pod("early", None))
     assert (heard.seen, heard.gone) == (["uid-early", "uid-late"], ["uid-early"])
+
+
+@pytest.mark.parametrize(("policy", "native"), [("Always", True), (None, False), ("OnFailure", False)])
+def test_a_sidecar_without_its_restart_policy_is_none(policy: str | None, native: bool) -> None:
+    body = copy.deepcopy(BODY)
+    body["spec"]["initContainers"][1]["restartPolicy"] = policy
+    assert decode(msgspec.json.encode(body), GPUS).item.native is native

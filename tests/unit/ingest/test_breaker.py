@@ -328,6 +328,13 @@ async def test_a_pod_that_was_freed_before_the_next_look_counts_all_the_same() -
     assert rig.keeper.state.namespaces
 
 
+async def test_a_sidecar_that_lost_its_restart_policy_stops_injection() -> None:
+    rig = Rig()
+    rig.keeper.pod_seen(pod_record(phase="Pending", native=False))
+    await rig.tick()
+    assert rig.keeper.state.namespaces["train"].reason.endswith(": not-native")
+
+
 async def test_a_sidecar_that_keeps_ending_in_a_pod_that_has_begun_counts_after_a_while() -> None:
     rig = Rig()
     for _ in range(2):

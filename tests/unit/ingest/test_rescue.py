@@ -346,6 +346,35 @@ async def test_pods_that_go_leave_nothing_behind() -> None:
     assert kept == {"_held": {}, "_down_since": {}, "_attempts": {}, "_tried": {}, "_not_before": {}, "_refusals": {}}
 
 
+async def test_a_sidecar_that_is_no_sidecar_any_more_holds_its_pod_and_that_is_said_at_once() -> None:
+    """A webhook with old types, or a feature gate, took its `restartPolicy`; under no image would it end."""
+    rig = Rig()
+    held = pod_record(phase="Pending", native=False)
+    assert failure_of(held) is Cause.NOT_NATIVE
+    rig.rescuer.pod_seen(held)
+    for _ in range(3):
+        await rig.tick(60.0)
+    assert rig.patcher.given == []
+    [(_, reason, severity, message)] = rig.told.events
+    assert (reason, severity) == ("SidecarStuck", Severity.CRITICAL)
+    assert "restartPolicy" in message and "delete the pod" in message
+    rig.rescuer.pod_gone(held)
+    assert rig.rescuer.held == 0
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        pytest.param(pod_record(phase="Pending"), id="it is one, and the job's image is being pulled"),
+        pytest.param(pod_record(phase="Running", native=False), id="it has begun all the same"),
+        pytest.param(pod_record(phase="Pending", native=False, injected=None), id="it is not ours"),
+        pytest.param(pod_record(phase="Pending", native=False, deleting=True), id="it is being deleted"),
+    ],
+)
+def test_other_pods_whose_sidecar_runs_are_not_held(pod: PodRecord) -> None:
+    assert failure_of(pod) is None
+
+
 def ending(reason: str = "CrashLoopBackOff", **changes: Any) -> PodRecord:
     """A pod that has begun, and that is not ready because its sidecar waits for its next start."""
     return waiting_pod(reason, **({"phase": "Running"} | changes))
