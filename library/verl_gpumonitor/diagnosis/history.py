@@ -574,7 +574,8 @@ class History:
             piece.add_memory(line.memory_used_bytes, line.memory_peak_bytes if whole else None)
             self._alarm(gpu, before, piece)
         if not whole and line.memory_peak_bytes is not None:
-            whose = straddled(gpu, frozenset(span[2] for span in spans), line.memory_peak_bytes)
+            stages = frozenset(span[2] for span in spans)
+            whose = straddled(gpu, stages, line.memory_peak_bytes, last=spans[-1][2])
             if whose is not None:
                 piece = gpu.now[whose]
                 before = piece.peak_bytes
@@ -783,20 +784,20 @@ def _spans(gpu: GpuHistory, begin: float, end: float) -> Iterator[tuple[float, f
     yield since, end, stage, role
 
 
-def straddled(gpu: GpuHistory, stages: frozenset[str], peak_bytes: float) -> str | None:
+def straddled(gpu: GpuHistory, stages: frozenset[str], peak_bytes: float, *, last: str) -> str | None:
     """Return whose peak it is that fell into a span of several stages; None where that cannot be told.
 
     The window in which the rollout resumes is short, and begins with its peak, the highest of a step: mostly that lies
     in such a span. It is the hand-over's where each other stage is known and stays well below; else that of the one
     training stage which alone comes as high. Example: of 78 GiB between `ref`, never above 40, and `update_actor`,
     which reaches 70, the latter's. Releases that hand over inside generation (up to 0.7.0) tell no window, and the
-    begin of generation stands for it.
+    begin of generation stands for it: `last` says which stage the span ends in.
     """
     total = gpu.total_bytes
     if not total:
         return None
     highest = {stage: _highest(gpu, stage) for stage in stages}
-    resumes = RESUME if RESUME in stages or not _resumes_inside(gpu) else GEN
+    resumes = GEN if last == GEN and RESUME not in stages and _resumes_inside(gpu) else RESUME
     if resumes in stages and highest[resumes] is not None and _below(highest, resumes, peak_bytes, total):
         return resumes
     trained = {stage: known for stage in sorted(stages) if stage in TRAINED and (known := highest[stage]) is not None}

@@ -47,7 +47,7 @@ USUAL = {
 )
 def test_a_peak_between_two_stages_is_the_one_that_is_left(stages: str, peak: float, whose: str | None) -> None:
     gpu = history(("w", [[USUAL] * 3])).gpus["0-0"]
-    assert straddled(gpu, frozenset(stages.split()), peak * TOTAL_BYTES) == whose
+    assert straddled(gpu, frozenset(stages.split()), peak * TOTAL_BYTES, last=stages.split()[-1]) == whose
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,7 @@ def test_a_peak_between_two_stages_is_the_one_that_is_left(stages: str, peak: fl
         pytest.param("update_actor gen", 0.95, "gen", id="above the update and the engine's share: the hand-over's"),
         pytest.param("update_actor other gen", 0.95, "gen", id="with a pause between them"),
         pytest.param("update_actor gen", 0.72, None, id="as the update may take"),
+        pytest.param("gen ref", 0.95, None, id="at the end of generation nothing is handed over"),
         pytest.param("update_actor gen", 0.855, "gen", id="as the engine's share, and far above the update"),
         pytest.param("update_critic gen", 0.95, None, id="nobody knows what a stage takes that is new"),
     ],
@@ -63,19 +64,19 @@ def test_a_peak_between_two_stages_is_the_one_that_is_left(stages: str, peak: fl
 def test_where_no_hand_over_is_told_it_is_inside_generation(stages: str, peak: float, whose: str | None) -> None:
     untold = {name: took for name, took in USUAL.items() if name != "update_weights"}
     gpu = history(("w", [[untold] * 3])).gpus["0-0"]
-    assert straddled(gpu, frozenset(stages.split()), peak * TOTAL_BYTES) == whose
+    assert straddled(gpu, frozenset(stages.split()), peak * TOTAL_BYTES, last=stages.split()[-1]) == whose
 
 
 def test_a_trainer_whose_engines_are_elsewhere_hands_nothing_over_inside_its_wait() -> None:
     waits = {"gen": stage(busy=0.0, peak=0.3), "update_actor": stage(peak=0.7)}
     gpu = history(("w", [[waits] * 3])).gpus["0-0"]
-    assert straddled(gpu, frozenset({"update_actor", "gen"}), 0.75 * TOTAL_BYTES) == "update_actor"
+    assert straddled(gpu, frozenset({"update_actor", "gen"}), 0.75 * TOTAL_BYTES, last="gen") == "update_actor"
 
 
 def test_nothing_is_said_of_a_gpu_whose_size_is_not_known() -> None:
     gpu = history(("w", [[USUAL] * 3])).gpus["0-0"]
     gpu.total_bytes = None
-    assert straddled(gpu, frozenset({"update_actor", "update_weights"}), TOTAL_BYTES) is None
+    assert straddled(gpu, frozenset({"update_actor", "update_weights"}), TOTAL_BYTES, last="update_weights") is None
 
 
 STEP_SECONDS = 106.0
@@ -138,4 +139,4 @@ def test_a_stage_that_begins_as_a_sample_is_taken_has_not_that_samples_memory(be
 def test_one_peak_put_down_wrongly_draws_no_others_after_it() -> None:
     wrong = {**USUAL, "ref": stage(peak=0.80)}
     gpu = history(("w", [[USUAL, USUAL, wrong]])).gpus["0-0"]
-    assert straddled(gpu, frozenset({"other", "ref"}), 0.85 * TOTAL_BYTES) is None
+    assert straddled(gpu, frozenset({"other", "ref"}), 0.85 * TOTAL_BYTES, last="ref") is None

@@ -57,10 +57,12 @@ def test_a_rollout_pool_that_stands_still_for_most_of_each_step_is_too_large(mad
     assert all(case.finding.scope.pods == ("pod-1",) and case.finding.evidence["cause"] == "pool" for case in cases)
 
 
-def _trainer_waits(share: float, *, stage_name: str = "gen", generates: bool = False) -> History:
+def _trainer_waits(
+    share: float, *, stage_name: str = "gen", generates: bool = False, trains: str = "update_actor"
+) -> History:
     """Return a trainer that waits for this part of each step of 200 s, and a pool that generates all the time."""
     waits = {stage_name: stage(seconds=200 * share, busy=0.9 if generates else 0.0)}
-    trainer = [{**waits, "update_actor": stage(seconds=200 * (1 - share))}] * 8
+    trainer = [{**waits, trains: stage(seconds=200 * (1 - share))}] * 8
     made = history(("trainer", [trainer] * 4), ("rollout", [[{"gen": stage(seconds=200)}] * 8] * 12))
     for pod in made.pods.values():
         pod.work.workers_seen, pod.work.servers_seen = pod.pool == "trainer", pod.pool == "rollout"
@@ -76,6 +78,9 @@ def _trainer_waits(share: float, *, stage_name: str = "gen", generates: bool = F
         pytest.param(_trainer_waits(0.45), [], id="for a while: they take turns"),
         pytest.param(_trainer_waits(0.45, stage_name="other"), [], id="for a while, in a pause"),
         pytest.param(_trainer_waits(0.7, generates=True), [], id="it generates itself"),
+        pytest.param(
+            _trainer_waits(0.7, stage_name="other", trains="update_critic"), [], id="a critic with GPUs of its own"
+        ),
     ],
 )
 def test_a_trainer_that_waits_for_other_gpus_is_told_from_an_idle_rollout(made: History, found: list[str]) -> None:

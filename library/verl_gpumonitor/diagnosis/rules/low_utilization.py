@@ -68,7 +68,7 @@ def low_utilization(history: History, thresholds: Thresholds, _: Open) -> Verdic
         for part in own:
             lengths = _lengths(part, limits.steps)
             waits = len(pools) > 1 or len(parts) > 1
-            beside = waits and not _generates(part)
+            beside = waits and any("update_actor" in gpu.past for gpu in part) and not _generates(part)
             for stage in sorted({stage for gpu in part for stage in gpu.past}):
                 # A trainer beside others waits for them by design, which nobody tells from its own pauses; if it does
                 # little else, they are its rollout's.
@@ -134,7 +134,7 @@ def _stage(
     *,
     beside: bool,
 ) -> list[Case]:
-    """Judge one stage. `beside`: these GPUs train, and others generate for them."""
+    """Judge one stage. `beside`: these GPUs train the actor, and others generate for it; a critic's wait by design."""
     # What a trainer has of generation is the time in which it waits for it: a pause.
     pause = beside and stage in (GEN, OTHER)
     wastes = [_waste(history, pool, gpus, stage, step, length) for step, length in lengths.items()]
