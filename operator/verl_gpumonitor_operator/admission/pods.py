@@ -22,6 +22,7 @@ Json = Mapping[str, Any]
 KUBEFLOW_OPERATOR_LABEL: Final = "training.kubeflow.org/operator-name"
 PYTORCHJOB_OPERATOR: Final = "pytorchjob-controller"
 """The only one of the training-operator's kinds of job that the controller knows how to show."""
+OS_LABELS: Final = ("kubernetes.io/os", "beta.kubernetes.io/os")
 MIRROR_ANNOTATIONS: Final = ("kubernetes.io/config.mirror", "kubernetes.io/config.source")
 
 _QOS_RESOURCES: Final = ("cpu", "memory")
@@ -140,10 +141,16 @@ def is_mirror(pod: Json) -> bool:
 
 
 def is_windows(pod: Json) -> bool:
-    """Whether it asks for a Windows node."""
-    system = mapping(spec(pod).get("os")).get("name")
-    selected = mapping(spec(pod).get("nodeSelector")).get("kubernetes.io/os")
-    return "windows" in (system, selected)
+    """Whether it asks for a Windows node, in any of the ways in which a pod can."""
+    selector, affinity = (mapping(spec(pod).get(key)) for key in ("nodeSelector", "affinity"))
+    wanted = [mapping(spec(pod).get("os")).get("name"), *(selector.get(label) for label in OS_LABELS)]
+    required = mapping(affinity.get("nodeAffinity")).get("requiredDuringSchedulingIgnoredDuringExecution")
+    terms = listing(mapping(required).get("nodeSelectorTerms"))
+    for expression in (one for term in terms for one in listing(mapping(term).get("matchExpressions"))):
+        held = mapping(expression)
+        if held.get("key") in OS_LABELS and held.get("operator") == "In":
+            wanted += listing(held.get("values"))
+    return "windows" in wanted
 
 
 def uses_host_network(pod: Json) -> bool:

@@ -311,3 +311,25 @@ def test_a_bundle_of_any_length_lets_the_sidecar_start(length: int, is_told: boo
     variables = {one["name"]: one.get("value", "") for one in outcome.operations[0].value["env"]}
     assert bool(variables[wiring.ENV_REPORT_URL]) is is_told
     assert (wiring.ENV_REPORT_CA in variables) is is_told
+
+
+def os_affinity(operator: str, *values: str, key: str = "kubernetes.io/os") -> dict[str, Any]:
+    terms = [{"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_windows"),
+    [
+        pytest.param({"os": {"name": "windows"}}, True, id="by its system"),
+        pytest.param({"nodeSelector": {"kubernetes.io/os": "windows"}}, True, id="by node selector"),
+        pytest.param({"nodeSelector": {"beta.kubernetes.io/os": "windows"}}, True, id="by the label of old"),
+        pytest.param({"affinity": os_affinity("In", "windows")}, True, id="by affinity"),
+        pytest.param({"affinity": os_affinity("NotIn", "windows")}, False, id="anything but that"),
+        pytest.param({"affinity": os_affinity("In", "windows", key="team")}, False, id="another label"),
+        pytest.param({"nodeSelector": {"kubernetes.io/os": "linux"}, "os": {"name": "linux"}}, False, id="Linux"),
+        pytest.param({"affinity": {"nodeAffinity": ["x"]}, "os": "windows"}, False, id="nonsense"),
+    ],
+)
+def test_a_pod_for_windows(spec: dict[str, Any], is_windows: bool) -> None:
+    assert pods.is_windows({"spec": spec}) is is_windows
