@@ -51,6 +51,8 @@ GAP_SECONDS: Final = 15.0
 """A longer silence is a gap: nothing is known of it, and nothing is added up for it."""
 SETTLED_SECONDS: Final = 1.0
 """A stage that began less ago may find load and memory of the one before."""
+SKEW_SECONDS: Final = 3.0
+"""So far the clocks of whoever tells stages and whoever samples may be apart, and a sample more."""
 DEPTH: Final = 24
 """Steps that are remembered of each stage."""
 WINDOW_SECONDS: Final = 120.0
@@ -122,7 +124,7 @@ class GpuHistory:
             "power_limit_watts",
         ),
         *("processes", "processes_t", "role", "stage", "stage_since", "throttled_seconds", "titles", "total_bytes"),
-        *("utilization_t", "uuid", "worked_t"),
+        *("carried", "used_before", "utilization_t", "uuid", "worked_t"),
     )
 
     def __init__(self, gpu: TraceGpu, pod: "PodHistory") -> None:
@@ -163,6 +165,10 @@ class GpuHistory:
         self.worked_t: float | None = None
         """When it was last seen to work: neither still, nor spinning at a power that its stage never has."""
         self._working_lines = 0
+        self.used_before: float | None = None
+        """Memory in the sample before the last."""
+        self.carried: tuple[Piece, float, float | None] | None = None
+        """What the first sample of a stage found, in use and at most, until the next says whose it was."""
         self.before: Before | None = None
 
     @property
@@ -542,6 +548,7 @@ class History:
             gpu.interval += 0.2 * (seconds - gpu.interval)
         if gpu.error is not None and line.t > gpu.error_t and line.memory_used_bytes is not None:
             gpu.error = None if gpu.error in ("GPU_IS_LOST", "UNKNOWN", "TIMEOUT") else gpu.error
+        gpu.used_before = None if gpu.last is None else gpu.last.memory_used_bytes
         gpu.last = line
         gpu.watch(line)
         gpu.highest_bytes = max(gpu.highest_bytes, line.memory_used_bytes or 0.0)
@@ -570,9 +577,7 @@ class History:
         if whole or line.t - gpu.stage_since >= SETTLED_SECONDS:
             piece = gpu.now[spans[-1][2]]
             _add_load(piece, line, spans[-1][1] - spans[-1][0])
-            before = piece.peak_bytes
-            piece.add_memory(line.memory_used_bytes, line.memory_peak_bytes if whole else None)
-            self._alarm(gpu, before, piece)
+            self._add_memory(gpu, line, piece, peak_bytes=line.memory_peak_bytes if whole else None)
         if not whole and line.memory_peak_bytes is not None:
             stages = frozenset(span[2] for span in spans)
             whose = straddled(gpu, stages, line.memory_peak_bytes, last=spans[-1][2])
@@ -581,6 +586,28 @@ class History:
                 before = piece.peak_bytes
                 piece.peak_bytes = max(line.memory_peak_bytes, before or 0.0)
                 self._alarm(gpu, before, piece)
+
+    def _add_memory(self, gpu: GpuHistory, line: GpuLine, piece: Piece, *, peak_bytes: float | None) -> None:
+        """Give a stage the memory of a sample; that of its first one only when the next does not take it back.
+
+        Whoever tells stages and whoever samples may have clocks that are a second or two apart. A training stage that
+        begins with what the engine held, and has lost it a sample later, never had it.
+        """
+        used, before, waits = line.memory_used_bytes, piece.peak_bytes, gpu.carried
+        if used is not None and _carries(gpu, line, piece):
+            if waits is not None and waits[0] is piece:
+                used, peak_bytes = max(used, waits[1]), max(peak_bytes or 0.0, waits[2] or 0.0) or None
+            gpu.carried = piece, used, peak_bytes
+            return
+        if waits is not None:
+            gpu.carried = None
+            if used is None or waits[1] - used <= USUAL_RISE * (gpu.total_bytes or 0.0):
+                waits[0].add_memory(waits[1], waits[2])
+            else:
+                # It was let go of since, so that the peak of this span is as much the stage before's.
+                peak_bytes = None
+        piece.add_memory(used, peak_bytes)
+        self._alarm(gpu, before, piece)
 
     def _alarm(self, gpu: GpuHistory, before: float | None, piece: Piece) -> None:
         """Count it where a stage's peak came near the end."""
@@ -840,6 +867,14 @@ def _below(highest: Mapping[str, float | None], one: str, peak_bytes: float, tot
         if known is None or peak_bytes < known + apart * total:
             return False
     return True
+
+
+def _carries(gpu: GpuHistory, line: GpuLine, piece: Piece) -> bool:
+    """Say whether a training stage has only begun, and finds the memory that was in use before."""
+    used, before, total = line.memory_used_bytes, gpu.used_before, gpu.total_bytes
+    if used is None or before is None or not total or piece.stage not in TRAINED:
+        return False
+    return line.t - gpu.stage_since <= SKEW_SECONDS and abs(used - before) <= TRAINED_APART * total
 
 
 def _add_load(piece: Piece, line: GpuLine, seconds: float) -> None:

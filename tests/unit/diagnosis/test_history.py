@@ -120,20 +120,32 @@ def test_a_hand_over_shorter_than_two_samples_keeps_its_peak(interval: float) ->
     assert {piece.peak_bytes for piece in made.gpus["GPU-0"].pieces("update_actor")} == {68.0}
 
 
-@pytest.mark.parametrize("begins", [99.9, 100.0, 100.1])
-def test_a_stage_that_begins_as_a_sample_is_taken_has_not_that_samples_memory(begins: float) -> None:
+@pytest.mark.parametrize(
+    ("begins", "peaks", "peak"),
+    [
+        pytest.param(99.9, (80, 80, 80, 30, 30), 30, id="it begins before the sample"),
+        pytest.param(100.0, (80, 80, 80, 30, 30), 30, id="just then"),
+        pytest.param(100.1, (80, 80, 80, 30, 30), 30, id="after it"),
+        pytest.param(97.0, (80, 80, 80, 30, 30), 30, id="it is told two seconds early"),
+        pytest.param(97.0, (80, 80, 80, 78, 79), 80, id="it has what was there before"),
+        pytest.param(97.0, (40, 40, 80, 30, 30), 80, id="it takes it itself, for a moment"),
+    ],
+)
+def test_a_stage_has_not_the_memory_that_the_one_before_left_to_its_first_sample(
+    begins: float, peaks: tuple[int, ...], peak: int
+) -> None:
     gpu = TraceGpu(uuid="GPU-0", index=0, memory_total_bytes=100)
     made = History(Header(format=TRACE_FORMAT, pods=[TracePod(name="w", gpus_requested=1, gpus=[gpu])]))
     made.feed(TaskLine(t=50.0, pod="w", pid=1, local_rank=0, name="WorkerDict.init_model", state="begin"))
     records: list[Record] = [
         GpuLine(t=t, pod="w", uuid="GPU-0", memory_used_bytes=used, memory_peak_bytes=used)
-        for t, used in ((96.0, 80), (98.0, 80), (100.0, 80), (102.0, 30), (104.0, 30))
+        for t, used in zip((96.0, 98.0, 100.0, 102.0, 104.0), peaks, strict=True)
     ]
     name = "WorkerDict.actor_rollout_compute_log_prob"
     begin = TaskLine(t=begins, pod="w", pid=1, local_rank=0, name=name, state="begin")
     for record in sorted([begin, *records], key=lambda record: record.t):
         made.feed(record)
-    assert made.gpus["GPU-0"].now["old_log_prob"].peak_bytes == 30
+    assert made.gpus["GPU-0"].now["old_log_prob"].peak_bytes == peak
 
 
 def test_one_peak_put_down_wrongly_draws_no_others_after_it() -> None:

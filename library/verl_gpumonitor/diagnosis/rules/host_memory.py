@@ -6,10 +6,9 @@ Offloaded weights, the driver's batches and loader workers live in the pod's cgr
 (verl-project/verl#2950). It is a risk very near the limit, or when the highest values of successive minutes rise to
 meet it soon; loading at the start rises as well, so that a rise counts only after the first step, or where no step is
 told after ten minutes. The working set contains file cache that was read lately: where the processes and /dev/shm
-together once made up nearly all of it and now hold much less, the rest is cache, and the kernel drops it before it
-kills. A list that never made up most of it is a short one, as that of a head which names the driver alone, and proves
-nothing. A container that was `OOMKilled` proves
-it, also without any sign before; our own container is not the job's.
+together once made up most of it and now hold a much smaller part, the rest is cache, and the kernel drops it before it
+kills. A list that never did is a short one, as that of a head which names the driver alone, and proves nothing. A
+container that was `OOMKilled` proves it, also without any sign before; our own container is not the job's.
 """
 
 import math
@@ -28,6 +27,10 @@ REASON = "HostMemoryRisk"
 OWN_CONTAINER: Final = "gpumonitor"
 _SETTLED_SECONDS = 600.0
 _RSS_SECONDS = 180.0
+_LISTED: Final = 0.5
+"""A list that never made up so much of what is in use is a short one."""
+_LESS_LISTED: Final = 0.15
+"""So much smaller must its part have become: what is never listed stays, cache comes."""
 _STEPS: Final = 6
 """Whole steps that must show a rise of their highest values."""
 
@@ -154,10 +157,11 @@ def _fast(pod: PodHistory, ratio: float, limits: HostMemory) -> bool:
 def _mostly_cache(pod: PodHistory, limits: HostMemory) -> bool:
     """Say whether a good part of a full pod is file cache, as far as its processes are known to be listed."""
     line = pod.last_host
-    if line is None or pod.rss is None or line.t - pod.rss[0] > _RSS_SECONDS or pod.listed_ratio < limits.cache_ratio:
+    if line is None or pod.rss is None or line.t - pod.rss[0] > _RSS_SECONDS or not line.memory_used_bytes:
         return False
-    held = pod.rss[1] + float(line.shm_used_bytes or 0)
-    return held < limits.cache_ratio * float(line.memory_used_bytes or 0)
+    listed = (pod.rss[1] + float(line.shm_used_bytes or 0)) / line.memory_used_bytes
+    once = pod.listed_ratio >= _LISTED and listed <= pod.listed_ratio - _LESS_LISTED
+    return once and listed < limits.cache_ratio
 
 
 RULE = Rule(reason=REASON, judge=host_memory, hold=lambda thresholds: thresholds.host_memory.hold, after_end=True)

@@ -5,8 +5,9 @@
 The fullest GPU sets everybody's batch, and the slowest everybody's pace. Compared are only GPUs that do the same work:
 of one pool, in the same stage and role, and never across pools, pipeline stages (the last one holds the output layer
 and 25% more, as it must), between those that train and those that only generate, or with a GPU that the workers of
-this stage do not have. Half and half are two kinds of work, unless all of them train and some are left without any
-work in each rollout: engines that got no requests, or died. Answers differ in length, so that in
+this stage do not have. Half and half are two kinds of work, unless all of them train the same, and some are left
+without work in each rollout (engines that got no requests, or died) or hold far more in each step (a second model lies
+on them). Answers differ in length, so that in
 any one rollout some GPUs work longer; only those that are odd in several steps in a row are odd. Time is that of each
 rank's own work in a stage: where ranks wait for each other inside it, they all take as long.
 Source: the project's worked case (GPU 0 at 85% and 78 GB, the others near 11% and 19 GB); verl's `balance_batch`.
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from verl_gpumonitor.diagnosis.alike import alike, trains
+from verl_gpumonitor.diagnosis.alike import GENERATES, alike, trains
 from verl_gpumonitor.diagnosis.history import GpuHistory, History
 from verl_gpumonitor.diagnosis.rule import (
     TRAINING,
@@ -36,7 +37,7 @@ from verl_gpumonitor.diagnosis.thresholds import Imbalance, Thresholds
 from verl_gpumonitor.diagnosis.work import GEN
 from verl_gpumonitor.model.figures import gib, percent
 from verl_gpumonitor.model.findings import Evidence, Finding
-from verl_gpumonitor.model.history import IDLE_UTILIZATION, Piece
+from verl_gpumonitor.model.history import Piece
 
 REASON = "Imbalance"
 MEMORY, UTILIZATION, TIME = "memory", "utilization", "time"
@@ -143,8 +144,46 @@ def _memory(history: History, gpus: Sequence[GpuHistory], stage: str, limits: Im
     if history.pipeline_stages > 1 and stage != GEN:
         apart = limits.pipeline_memory_difference
     columns = _columns(gpus, stage, _peak_ratio, limits.steps)
-    found = _always_odd(columns, lambda value, middle: abs(value - middle) >= apart) if columns else None
+    if not columns:
+        return None
+    found = _always_odd(columns, lambda value, middle: abs(value - middle) >= apart)
+    if found is None and _same_work(history, gpus):
+        found = _always_fuller(columns, apart)
     return None if found is None else _odd(MEMORY, stage, found, columns)
+
+
+def _same_work(history: History, gpus: Sequence[GpuHistory]) -> bool:
+    """Say whether all of these GPUs surely do the same: an actor's and a critic's may lie in one pod.
+
+    Of two pipeline stages each has half of the GPUs; that there are none is known only of settings that can be seen.
+    """
+    if history.pipeline_stages > 1 or "actor_rollout_ref." not in history.entrypoint:
+        return False
+    return len({frozenset(stage for stage in gpu.past if stage in TRAINING) for gpu in gpus}) == 1
+
+
+def _always_fuller(
+    columns: Sequence[Mapping[GpuHistory, float]], apart: float
+) -> tuple[list[GpuHistory], float] | None:
+    """Return the fuller of two groups into which a pool falls, always the same, with nothing between them.
+
+    Up to half of a pool: more of it are too many to be odd by themselves, as where a second model lies on four of
+    eight GPUs. 0.75, 0.74, 0.41, 0.40 give the first two; 0.66, 0.58, 0.52, 0.45 are one group that is spread.
+    """
+    fuller: set[GpuHistory] | None = None
+    for column in columns:
+        ordered = sorted(column, key=lambda gpu: column[gpu])
+        place = max(range(1, len(ordered)), key=lambda n: column[ordered[n]] - column[ordered[n - 1]])
+        low, high = ordered[:place], ordered[place:]
+        spread = max(column[part[-1]] - column[part[0]] for part in (low, high))
+        if column[high[0]] - column[low[-1]] < apart or spread > apart / 2 or len(high) > len(low) or len(high) < 2:
+            return None
+        if fuller is not None and fuller != set(high):
+            return None
+        fuller = set(high)
+    last = columns[-1]
+    usual = median(known for gpu, known in last.items() if gpu not in (fuller or ()))
+    return sorted(fuller or (), key=lambda gpu: (-last[gpu], gpu.uuid)), usual or 0.0
 
 
 def _peak_ratio(gpu: GpuHistory, piece: Piece) -> float | None:
@@ -162,11 +201,11 @@ def _load(gpus: Sequence[GpuHistory], stage: str, limits: Imbalance) -> Odd | No
 
 
 def _left_out(gpus: Sequence[GpuHistory], stage: str, limits: Imbalance) -> Odd | None:
-    """Look for GPUs that train as all and are without any work in each rollout, however many they are."""
+    """Look for GPUs that train as all and are without work worth the name in each rollout, however many they are."""
     columns = _columns([gpu for gpu in gpus if trains(gpu)], stage, _utilization, limits.steps)
     if not columns:
         return None
-    idle = [{gpu for gpu, load in column.items() if load < IDLE_UTILIZATION} for column in columns]
+    idle = [{gpu for gpu, load in column.items() if load < GENERATES} for column in columns]
     always = set.intersection(*idle)
     busy = [median(load for gpu, load in column.items() if gpu not in always) for column in columns]
     if not always or any(load is None or load < limits.utilization_busy for load in busy):
