@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""The Secret with our certificates, as its readers see it: its keys, and how a server takes its leaf from it.
+"""The Secret with what is served, as its readers see it: its keys, and how a server takes its leaf from it.
 
 Apart from `certs`, which makes what is in it, because a reader need not load a whole cryptography library.
 """
@@ -12,7 +12,6 @@ from typing import Final
 
 CA_BUNDLE: Final = "ca.crt"
 """PEM bundle to trust: the CA that signs now first, then those trusted besides."""
-CA_KEY: Final = "ca.key"
 LEAF: Final = "tls.crt"
 LEAF_KEY: Final = "tls.key"
 

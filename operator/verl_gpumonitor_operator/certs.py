@@ -2,10 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Certificates of the webhook and of the report server: made, renewed and rotated by ourselves.
 
-Pure: no files, no clock, no network; what is not pure is that new keys are random. All of it lives in one Secret, so
-that every replica serves the same leaf under the same CA. The Secret's writer (the controller that holds the Lease)
-calls `plan` each 30 s, writes what it returns under the old resourceVersion, and sets `caBundle` of the webhook
-configuration to `bundle(data)`. Everybody else only reads.
+Pure: no files, no clock, no network; what is not pure is that new keys are random. It lives in two Secrets: one with
+what is served, so that every replica serves the same leaf under the same CA, and one with the CA's keys and where its
+rotation stands, which nobody reads but its writer. The writer (the controller that holds the Lease) asks `plan` each
+30 s what both are to hold, and sets `caBundle` of the webhook configuration to `bundle(data)`.
+
+`joined` makes one map of the two, `authority_part` and `served_part` take it apart again. The authority's Secret is
+written first and read last. So whatever ends the writer between its two writes, the served leaf is one of a CA in the
+bundle, and the keys of all that is served are kept: the next round sees a leaf that is not the first CA's and makes
+one, or writes the bundle that the authority's Secret has already.
 
 How a new CA comes without one refused handshake: first it only joins the bundle (`ca.crt`). Once the API server's
 `caBundle` carries it, a waiting time begins, so that sidecars hear of it in the answers to their reports. After that
@@ -32,7 +37,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from .certificates import CA_BUNDLE, CA_KEY, LEAF, LEAF_KEY
+from .certificates import CA_BUNDLE, LEAF, LEAF_KEY
 
 __all__ = [
     "CA_BUNDLE",
@@ -41,17 +46,28 @@ __all__ = [
     "LEAF",
     "LEAF_KEY",
     "Rotation",
+    "authority_part",
     "bundle",
+    "joined",
+    "known_part",
     "plan",
+    "served_part",
     "server_names",
 ]
 
+CA_KEY: Final = "ca.key"
 NEXT_CA: Final = "next-ca.crt"
 NEXT_CA_KEY: Final = "next-ca.key"
 NEXT_CA_SINCE: Final = "next-ca.since"
 """Moment (RFC 3339) since which the API server's caBundle carries the next CA; absent until then."""
 PREVIOUS_CA_UNTIL: Final = "previous-ca.until"
 """Moment (RFC 3339) until which the CA before is trusted; absent when there is none."""
+
+_WITHHELD: Final = (CA_KEY, NEXT_CA, NEXT_CA_KEY, NEXT_CA_SINCE, PREVIOUS_CA_UNTIL)
+"""What servers have no need of: it stays in the authority's Secret."""
+_AUTHORITY: Final = (CA_BUNDLE, *_WITHHELD)
+"""With the bundle, so that the same CA signs on when the served Secret is lost."""
+_SERVED: Final = (CA_BUNDLE, LEAF, LEAF_KEY)
 
 
 class Rotation(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +100,36 @@ def bundle(data: Mapping[str, bytes]) -> bytes:
     return data[CA_BUNDLE]
 
 
+def authority_part(data: Mapping[str, bytes]) -> dict[str, bytes]:
+    """What of it belongs into the Secret that the writer alone reads."""
+    return _only(_AUTHORITY, data)
+
+
+def served_part(data: Mapping[str, bytes]) -> dict[str, bytes]:
+    """What of it belongs into the Secret that the servers read."""
+    return _only(_SERVED, data)
+
+
+def known_part(data: Mapping[str, bytes]) -> dict[str, bytes]:
+    """What of it is ours, whichever Secret it belongs into. What others added is no reason to write."""
+    return _only((*_AUTHORITY, LEAF, LEAF_KEY), data)
+
+
+def joined(*, authority: Mapping[str, bytes], served: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Make one map of what both Secrets hold, for `plan`; nothing for one that does not exist.
+
+    The authority's bundle is the one that counts, being written first; where it cannot be read, the served one.
+    A served Secret with keys of the CA was written by a release that had this one alone, be it before an upgrade or
+    after a return to it: then only that one counts, and the next writes take it apart.
+    """
+    if any(key in served for key in _WITHHELD):
+        return known_part(served)
+    data = {**served_part(served), **authority_part(authority)}
+    if CA_BUNDLE in served and not _certificates(authority.get(CA_BUNDLE, b"")):
+        data[CA_BUNDLE] = served[CA_BUNDLE]
+    return data
+
+
 def plan(
     data: Mapping[str, bytes] | None,
     *,
@@ -92,11 +138,11 @@ def plan(
     published: bytes | None,
     rotation: Rotation = DEFAULT_ROTATION,
 ) -> dict[str, bytes] | None:
-    """Say what the Secret is to hold; None when it is right as it is.
+    """Say what the Secrets are to hold, as one map; None when it is right as it is.
 
-    `data`: what it holds now (decoded), None if it does not exist. `now`: timezone-aware. `names`: DNS names of the
-    leaf (see `server_names`). `published`: the caBundle (PEM) that the webhook configuration carries now; b"" when it
-    carries none, None when there is no such configuration (then nobody waits for it). Damaged data is replaced, never
+    `data`: what they hold now (`joined`), None if there is nothing yet. `now`: timezone-aware. `names`: DNS names of
+    the leaf (see `server_names`). `published`: the caBundle (PEM) that the webhook configuration has now; b"" when it
+    has none, None when there is no such configuration (then nobody waits for it). Damaged data is replaced, never
     an exception. Call it again after each change: one call makes one step.
     """
     held = _Held.read(data or {})
@@ -128,7 +174,7 @@ class _Authority:
 
 @dataclass(frozen=True, kw_only=True)
 class _Held:
-    """What a Secret holds, as far as it can be read; whatever is damaged is None or missing."""
+    """What the Secrets hold, as far as it can be read; whatever is damaged is None or missing."""
 
     raw: Mapping[str, bytes]
     trusted: tuple[x509.Certificate, ...]
@@ -154,11 +200,15 @@ class _Held:
         )
 
     def leaf_is_good(self, step: "_Step") -> bool:
-        """Whether the leaf can be served on: alive, young enough, with the right names and a CA that is alive."""
+        """Whether the leaf can be served on: alive, with the right names and a CA that is alive; young, if that signs.
+
+        Where the CA's key is lost, an old leaf gives the next CA the rest of its life to be heard of.
+        """
         leaf = self.leaf
         if leaf is None or not (_alive(leaf, step.now) and _alive(self.trusted[0], step.now)):
             return False
-        return not _is_due(leaf, step) and set(step.names) <= set(_dns_names(leaf))
+        is_old = self.signer is not None and _is_due(leaf, step)
+        return not is_old and set(step.names) <= set(_dns_names(leaf))
 
     def signer_is_due(self, step: "_Step") -> bool:
         """Whether a next CA is to be announced: this one is old, or its key is not there any more."""
@@ -167,7 +217,7 @@ class _Held:
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """The changes that one call can make, each as the complete new content of the Secret."""
+    """The changes that one call can make, each as the complete new content of both Secrets."""
 
     now: datetime
     names: tuple[str, ...]
@@ -177,7 +227,7 @@ class _Step:
         """Make a new leaf under the CA; where that one cannot sign, under the next or a new one, at once."""
         signer = held.signer
         if signer is not None and _alive(signer.certificate, self.now):
-            return {**_kept(held.raw), **self._leaf(signer)}
+            return {**known_part(held.raw), **self._leaf(signer)}
         return self.switch(held)
 
     def switch(self, held: _Held) -> dict[str, bytes]:
@@ -200,7 +250,7 @@ class _Step:
         """Add a next CA to the bundle; nothing is signed by it yet."""
         following = self._authority()
         return {
-            **_kept(held.raw),
+            **known_part(held.raw),
             CA_BUNDLE: b"".join(map(_pem, [*held.trusted, following.certificate])),
             NEXT_CA: following.pem(),
             NEXT_CA_KEY: _key_pem(following.key),
@@ -209,17 +259,17 @@ class _Step:
     def drop_next(self, held: _Held) -> dict[str, bytes]:
         """Take a damaged next CA out, so that another can be announced."""
         gone = (NEXT_CA, NEXT_CA_KEY, NEXT_CA_SINCE)
-        return {key: value for key, value in _kept(held.raw).items() if key not in gone}
+        return {key: value for key, value in known_part(held.raw).items() if key not in gone}
 
     def start_waiting(self, held: _Held) -> dict[str, bytes]:
-        return {**_kept(held.raw), NEXT_CA_SINCE: self.now.isoformat().encode()}
+        return {**known_part(held.raw), NEXT_CA_SINCE: self.now.isoformat().encode()}
 
     def forget_previous(self, held: _Held) -> dict[str, bytes] | None:
         """Stop trusting the CAs before, once no leaf of theirs can be alive; None while that lasts."""
         if held.previous_until is None or self.now < held.previous_until:
             return None
         trusted = [held.trusted[0], *([held.next_ca.certificate] if held.next_ca else [])]
-        data = {**_kept(held.raw), CA_BUNDLE: b"".join(map(_pem, trusted))}
+        data = {**known_part(held.raw), CA_BUNDLE: b"".join(map(_pem, trusted))}
         del data[PREVIOUS_CA_UNTIL]
         return data
 
@@ -265,11 +315,8 @@ class _Step:
         )
 
 
-_KEYS: Final = (CA_BUNDLE, CA_KEY, LEAF, LEAF_KEY, NEXT_CA, NEXT_CA_KEY, NEXT_CA_SINCE, PREVIOUS_CA_UNTIL)
-
-
-def _kept(data: Mapping[str, bytes]) -> dict[str, bytes]:
-    return {key: data[key] for key in _KEYS if key in data}
+def _only(keys: Iterable[str], data: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {key: data[key] for key in keys if key in data}
 
 
 def _name(common_name: str) -> x509.Name:

@@ -171,8 +171,13 @@ class Settings(_Section, frozen=True):
 
     @property
     def certificates_secret(self) -> str:
-        """Secret with the CA and the leaf (see `certs`)."""
+        """Secret with what is served: the leaf with its key, and the bundle to trust (see `certs`)."""
         return f"{self.release}-certificates"
+
+    @property
+    def authority_secret(self) -> str:
+        """Secret with the CA's keys, for the controller alone (see `certs`)."""
+        return f"{self.release}-certificates-ca"
 
     @property
     def breaker_config_map(self) -> str:

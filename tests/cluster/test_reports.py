@@ -66,6 +66,7 @@ def endpoint(kubectl: Kubectl, release: str) -> Iterator[Endpoint]:
     secret = kubectl.get("secret", f"{product.RELEASE}-certificates", release)
     service = kubectl.get("service", f"{product.RELEASE}-controller", release)
     assert secret
+    assert set(secret["data"]) == {"ca.crt", "tls.crt", "tls.key"}, "no key of the CA where the webhook reads"
     assert service
     context = ssl.create_default_context(cadata=base64.b64decode(secret["data"]["ca.crt"]).decode())
     context.check_hostname = False  # the address is an IP; the name is checked by the sidecar's own tests

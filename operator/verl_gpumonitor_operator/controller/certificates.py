@@ -3,6 +3,8 @@
 """Keeps the certificates of webhook and report server: applies `certs.plan`, and publishes the CA to the API server.
 
 Only the holder of the Lease runs this. A conflict means that somebody else wrote; the next round reads what is there.
+Of the two Secrets the one with the CA's keys is written first and read last (see `certs`): what was read can then be
+one write ahead in it, as after a crash, and never behind.
 """
 
 import asyncio
@@ -105,17 +107,21 @@ class CertificateKeeper:
     def __init__(
         self,
         *,
-        secret: SecretDocument,
+        authority: SecretDocument,
+        served: SecretDocument,
         publisher: CaPublisher,
         names: tuple[str, ...],
         load_leaf: Callable[[Mapping[str, bytes]], object],
         now: Callable[[], datetime],
+        rotation: certs.Rotation = certs.DEFAULT_ROTATION,
     ) -> None:
-        self._secret = secret
+        self._authority = authority
+        self._served = served
         self._publisher = publisher
         self._names = names
         self._load_leaf = load_leaf
         self._now = now
+        self._rotation = rotation
         self._pem: str | None = None
         self._refused = False
         self.state = CertificateState()
@@ -144,17 +150,34 @@ class CertificateKeeper:
     async def round(self) -> None:
         """Do what is due now. Raises KubeError; ValueError for a leaf that cannot be served."""
         for _ in range(MAX_STEPS):
-            found = await self._secret.load()
-            published = await self._published()
-            planned = certs.plan(found.data if found else None, now=self._now(), names=self._names, published=published)
-            if planned is not None:
-                await self._secret.save(planned, resource_version=found.resource_version if found else None)
-                self.state.changes += 1
-                logger.info("certificates were changed")
-            await self._use(planned if planned is not None else _data(found))
-            if planned is None:
+            if not await self._step():
                 break
         self.state.last_success_at = self._now().timestamp()
+
+    async def _step(self) -> bool:
+        """Do one step of the plan, or what a step before left undone. False if all is as it should be."""
+        served = await self._served.load()
+        authority = await self._authority.load()
+        held = certs.joined(authority=_data(authority), served=_data(served))
+        # A next CA that is not served yet has been heard of by nobody, whatever caBundle says.
+        is_served = held.get(certs.CA_BUNDLE) == _data(served).get(certs.CA_BUNDLE)
+        published = await self._published() if is_served else b""
+        planned = certs.plan(held, now=self._now(), names=self._names, published=published, rotation=self._rotation)
+        wanted = held if planned is None else planned
+        changed = await self._write(self._authority, authority, certs.authority_part(wanted))
+        changed = await self._write(self._served, served, certs.served_part(wanted)) or changed
+        if changed:
+            self.state.changes += 1
+            logger.info("certificates were changed")
+        await self._use(wanted)
+        return changed
+
+    async def _write(self, document: SecretDocument, found: SecretData | None, wanted: Mapping[str, bytes]) -> bool:
+        """Let a Secret hold this, under the version that was read. False if it does."""
+        if found is not None and certs.known_part(found.data) == wanted:
+            return False
+        await document.save(wanted, resource_version=found.resource_version if found else None)
+        return True
 
     async def _published(self) -> bytes | None:
         try:

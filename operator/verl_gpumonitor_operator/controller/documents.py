@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""Our own small objects in our own namespace: ConfigMaps with texts, and the Secret of the certificates.
+"""Our own small objects in our own namespace: ConfigMaps with texts, and the Secrets of the certificates.
 
 They carry an ownerReference to the controller's Deployment, so that uninstalling takes them along.
 """

@@ -184,7 +184,10 @@ class Controller:
         settings = self._options.settings
         self.certificate = LiveCertificate()
         self.certificates = CertificateKeeper(
-            secret=SecretDocument(
+            authority=SecretDocument(
+                self._guarded, owner, namespace=settings.namespace, name=settings.authority_secret
+            ),
+            served=SecretDocument(
                 self._guarded, owner, namespace=settings.namespace, name=settings.certificates_secret
             ),
             publisher=CaPublisher(self._guarded, name=settings.webhook_configuration),

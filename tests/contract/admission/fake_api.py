@@ -59,7 +59,7 @@ class FakeApi:
             "/api/v1/namespaces/team-a/limitranges": [],
             "/api/v1/namespaces/team-a/resourcequotas": [],
             f"{own}/services/gpumonitor-controller": {"spec": {"clusterIP": "10.96.7.7"}},
-            self.secret_path: secret(self.certificates),
+            self.secret_path: secret(certs.served_part(self.certificates)),
             self.lease_path: {"metadata": {"name": "gpumonitor-controller"}, "spec": {"holderIdentity": "a"}},
         }
         self.controller_is_away = False
@@ -70,9 +70,9 @@ class FakeApi:
         self.url = ""
 
     def take(self, data: dict[str, bytes]) -> None:
-        """Let the Secret hold these certificates."""
+        """Let the Secret hold what a webhook is given of these certificates."""
         self.certificates = data
-        self.objects[self.secret_path] = secret(data)
+        self.objects[self.secret_path] = secret(certs.served_part(data))
 
     async def answer(self, request: web.Request) -> web.Response:
         path = request.path

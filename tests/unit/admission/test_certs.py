@@ -193,6 +193,37 @@ def test_whatever_the_secret_holds_it_heals_in_a_few_steps(damage: dict[str, byt
     assert step(data, START, data[certs.CA_BUNDLE]) is None
 
 
+@pytest.mark.parametrize("age", [0.0, 0.9], ids=["at rest", "with a next CA"])
+def test_the_two_parts_are_the_whole_and_share_the_bundle_alone(age: float) -> None:
+    data = made()
+    for _ in range(3):
+        data = step(data, START + age * QUICK.ca_life, data[certs.CA_BUNDLE]) or data
+    authority, served = certs.authority_part(data), certs.served_part(data)
+    assert certs.joined(authority=authority, served=served) == data == certs.known_part({**data, "other": b""})
+    assert set(authority) & set(served) == {certs.CA_BUNDLE}
+    assert [key for key in served if b"PRIVATE KEY" in served[key]] == [certs.LEAF_KEY]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    *2
+    * (
+        st.dictionaries(
+            st.sampled_from([*made(), certs.NEXT_CA, certs.NEXT_CA_KEY, certs.PREVIOUS_CA_UNTIL]),
+            st.one_of(st.binary(max_size=40), st.sampled_from([*made().values(), *made().values()])),
+        ),
+    )
+)
+def test_whatever_the_two_secrets_hold_they_heal(authority: dict[str, bytes], served: dict[str, bytes]) -> None:
+    for _ in range(8):
+        held = certs.joined(authority=authority, served=served)
+        held = step(held, START, served.get(certs.CA_BUNDLE, b"")) or held
+        authority, served = certs.authority_part(held), certs.served_part(held)
+    assert accepts(served[certs.CA_BUNDLE], served[certs.LEAF], START)
+    assert certs.CA_KEY not in served
+    assert step(held, START, served[certs.CA_BUNDLE]) is None
+
+
 def test_openssl_accepts_the_leaf_by_name() -> None:
     """A real TLS handshake in memory, as the API server would do it."""
     data = plan(None, now=datetime.now(UTC), names=NAMES, published=None)

@@ -90,5 +90,6 @@ def test_defaults() -> None:
 def test_names_of_our_objects() -> None:
     held = settings.decode(json.dumps(NEEDED).encode())
     assert held.certificates_secret == "gpumonitor-certificates"
+    assert held.authority_secret == "gpumonitor-certificates-ca"
     assert held.controller_server_name == "gpumonitor-controller.gpumonitor-system.svc"
     assert held.breaker_config_map == "gpumonitor-breaker"

@@ -49,6 +49,7 @@ CONFIG_MAPS: Final = (f"{RELEASE}-breaker", *ledgers.names(RELEASE))
 JOBS: Final = ("ray.io/rayjobs", "ray.io/rayclusters", "kubeflow.org/pytorchjobs", "trainer.kubeflow.org/trainjobs")
 MONITORS: Final = "gpumonitor.dev/gpumonitors"
 SECRET: Final = f"{HOME}/secrets/{RELEASE}-certificates"
+AUTHORITY: Final = f"{HOME}/secrets/{RELEASE}-certificates-ca"
 LEASE: Final = f"{HOME}coordination.k8s.io/leases/{RELEASE}-controller"
 WEBHOOK_CONFIGURATION: Final = f"admissionregistration.k8s.io/mutatingwebhookconfigurations/{RELEASE}"
 
@@ -63,8 +64,8 @@ CONTROLLER: Final[Calls] = {
         "merge_patch": tuple(f"{HOME}/configmaps/{one}" for one in CONFIG_MAPS),
         "post": (f"{HOME}/configmaps",),
     },
-    "controller/documents.py SecretDocument.load": {"get": (SECRET,)},
-    "controller/documents.py SecretDocument.save": {"post": (f"{HOME}/secrets",), "put": (SECRET,)},
+    "controller/documents.py SecretDocument.load": {"get": (SECRET, AUTHORITY)},
+    "controller/documents.py SecretDocument.save": {"post": (f"{HOME}/secrets",), "put": (SECRET, AUTHORITY)},
     "controller/events.py EventRecorder._do": {
         "post": ("events.k8s.io/events",),
         "get": ("events.k8s.io/events",),

@@ -30,6 +30,7 @@ CONTROLLER_AT_HOME = {
     "/configmaps": "create",
     "coordination.k8s.io/leases": "create",
     f"/secrets/{RELEASE}-certificates": "get update",
+    f"/secrets/{RELEASE}-certificates-ca": "get update",
     f"/configmaps/{RELEASE}-breaker": "get patch",
     **{f"/configmaps/{name}": "get patch" for name in ledgers.names(RELEASE)},
     f"coordination.k8s.io/leases/{RELEASE}-controller": "get update",
@@ -87,9 +88,22 @@ def test_every_role_is_bound_to_its_own_account_alone(default: Rendered) -> None
     assert len(default.of("ClusterRoleBinding")) == len(default.of("RoleBinding")) == 2
 
 
+def test_nobody_but_the_controller_reads_the_keys_of_the_ca(default: Rendered) -> None:
+    secret = settings.decode(default.settings).authority_secret
+    readers = set()
+    for role in default.of("ClusterRole") + default.of("Role"):
+        for right in rights(role):
+            kind, _, name = right.removeprefix("/").partition("/")
+            if kind in ("secrets", "*") and name in ("", secret) and rights(role)[right] != "create":
+                readers.add((role["kind"], role["metadata"]["name"]))
+    assert readers == {("Role", f"{RELEASE}-controller")}
+
+
 def test_the_names_are_those_that_the_programs_use(default: Rendered) -> None:
     known = settings.decode(default.settings)
-    assert f"/secrets/{known.certificates_secret}" in CONTROLLER_AT_HOME
+    for secret in (known.certificates_secret, known.authority_secret):
+        assert f"/secrets/{secret}" in CONTROLLER_AT_HOME
+    assert f"/secrets/{known.certificates_secret}" in WEBHOOK_AT_HOME
     assert f"/configmaps/{known.breaker_config_map}" in WEBHOOK_AT_HOME
     assert default.get("MutatingWebhookConfiguration", known.webhook_configuration)
     for name in (known.controller_name, known.webhook_name):
