@@ -234,6 +234,11 @@ class GpuHistory:
 
     def finish(self, depth: int) -> None:
         """End the running step: what it has of each stage becomes the past, and is learnt from."""
+        if self.carried is not None:
+            # No sample of this step took it back.
+            piece, used_bytes, peak_bytes = self.carried
+            piece.add_memory(used_bytes, peak_bytes)
+            self.carried = None
         for stage, piece in self.now.items():
             if piece.seconds <= 0:
                 continue

@@ -12,6 +12,7 @@ from verl_gpumonitor.model.trace import (
     TRACE_FORMAT,
     GpuLine,
     Header,
+    MarkLine,
     Record,
     StepLine,
     TaskLine,
@@ -146,6 +147,30 @@ def test_a_stage_has_not_the_memory_that_the_one_before_left_to_its_first_sample
     for record in sorted([begin, *records], key=lambda record: record.t):
         made.feed(record)
     assert made.gpus["GPU-0"].now["old_log_prob"].peak_bytes == peak
+
+
+@pytest.mark.parametrize("seconds", [1.0, 2.5, 30.0])
+def test_a_short_stage_at_the_end_of_a_step_has_the_memory_that_stays(seconds: float) -> None:
+    """Memory is the same all the time, and the step ends before another sample of its last stage."""
+    gpu = TraceGpu(uuid="GPU-0", index=0, memory_total_bytes=100)
+    made = History(Header(format=TRACE_FORMAT, pods=[TracePod(name="w", gpus_requested=1, gpus=[gpu])]))
+    records: list[Record] = [
+        GpuLine(t=0.5 * number, pod="w", uuid="GPU-0", memory_used_bytes=90, memory_peak_bytes=90)
+        for number in range(160)
+    ]
+    for number in range(4):
+        begin = number * (4.0 + seconds)
+        for name, state, t in (
+            ("gen", "begin", begin),
+            ("gen", "end", begin + 4.0),
+            ("update_actor", "begin", begin + 4.0),
+            ("update_actor", "end", begin + 4.0 + seconds),
+        ):
+            records.append(MarkLine(t=t + 0.1, pod="w", rank=0, stage=name, role="actor", state=state))
+    for record in sorted(records, key=lambda record: record.t):
+        made.feed(record)
+    pieces = made.gpus["GPU-0"].pieces("update_actor", 2)
+    assert [piece.peak_bytes for piece in pieces] == [90, 90]
 
 
 def test_one_peak_put_down_wrongly_draws_no_others_after_it() -> None:
