@@ -23,8 +23,8 @@ import pytest
 
 from tests.cluster import jobs
 from tests.cluster.conftest import wait_for_injection
-from tests.cluster.kubectl import Kubectl, eventually
-from tests.cluster.monitors import await_running, sidecar
+from tests.cluster.kubectl import Kubectl, KubectlError, eventually
+from tests.cluster.monitors import await_phase, await_running, sidecar
 from tests.cluster.test_operator import creation_seconds, webhook_changed
 from verl_gpumonitor.model import wiring
 
@@ -190,6 +190,61 @@ def test_a_pod_that_has_our_name_already_is_admitted(kubectl: Kubectl, namespace
     names = [one["name"] for one in created["spec"].get("initContainers", [])]
     assert names.count(wiring.CONTAINER_NAME) <= 1
     assert wiring.ANNOTATION_INJECTED not in created["metadata"].get("annotations", {})
+
+
+REFUSES_US = "has(object.spec.initContainers) && object.spec.initContainers.exists(one, one.name == 'gpumonitor')"
+
+
+@pytest.fixture
+def foreign_policy(kubectl: Kubectl, namespace: str) -> Iterator[None]:
+    """An admission policy of the cluster's own that refuses each pod with our container."""
+    name = f"no-sidecars-{namespace}"
+    rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]
+    where = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    api = "admissionregistration.k8s.io/v1"
+    policy = {
+        "apiVersion": api,
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": name},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": rules, **where},
+            "validations": [{"expression": f"!({REFUSES_US})", "message": "no sidecars here"}],
+        },
+    }
+    binding = {
+        "apiVersion": api,
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": name},
+        "spec": {"policyName": name, "validationActions": ["Deny"]},
+    }
+    kubectl.apply([policy, binding])
+    probe = jobs.pod("probe", labels=jobs.torch_labels(), containers=[jobs.container(gpus=1)])
+
+    def refuses() -> bool:
+        try:
+            kubectl.run("create", "-n", namespace, "--dry-run=server", "-f", "-", stdin=json.dumps(probe))
+        except KubectlError as error:
+            return "no sidecars here" in str(error)
+        return False
+
+    eventually(refuses, within=60, what="the policy holds")
+    yield
+    for kind in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):
+        kubectl.delete(kind, name)
+
+
+@pytest.mark.usefixtures("foreign_policy")
+def test_a_job_starts_where_another_policy_refuses_the_sidecar(kubectl: Kubectl, namespace: str) -> None:
+    command = jobs.hold(20, utilization=[0.6], used_gib=[30.0])
+    began = time.monotonic()
+    kubectl.apply(jobs.pytorchjob("ruled", command=command, gpus=1), namespace)
+    pod = eventually(lambda: kubectl.get("pod", "ruled-master-0", namespace), within=60, what="the pod is there")
+    assert time.monotonic() - began < 30
+    assert sidecar(pod) is None
+    assert skip_reason(pod).startswith("Refused: ")
+    status = await_phase(kubectl, "ruled", namespace, "Succeeded", within=120)
+    assert [one["reason"] for one in status["unmonitoredPods"]] == ["Refused"]
 
 
 def test_the_sidecar_runs_and_a_pod_with_it_ends_as_soon(kubectl: Kubectl, namespace: str) -> None:

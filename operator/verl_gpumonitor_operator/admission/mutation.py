@@ -52,6 +52,8 @@ class SkipReason(StrEnum):
     RUNTIME_CLASS = "RuntimeClass"
     QOS_CHANGE = "QosChange"
     POD_TOO_LARGE = "PodTooLarge"
+    REFUSED = "Refused"
+    """The API server does not take such pods with the sidecar."""
 
 
 SILENT: Final = frozenset(

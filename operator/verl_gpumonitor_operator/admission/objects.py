@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
+from verl_gpumonitor.model import wiring
+
 from . import pods, quantities
 from .facts import GpuLayout, LimitRangeItem, Namespace, Quota, RuntimeClass, Scope
 from .pods import Json
@@ -223,6 +225,17 @@ class PodObject(_Object, frozen=True):
     def gpus_requested(self, patterns: tuple[str, ...]) -> int:
         """GPUs that it has."""
         return pods.gpus_requested(self.json(), patterns)
+
+
+class PodMetaObject(_Object, frozen=True):
+    """v1 Pod, as far as it says whether it has the sidecar."""
+
+    metadata: Meta = Meta()
+
+    @property
+    def is_injected(self) -> bool:
+        """Whether the webhook's patch is in it."""
+        return wiring.ANNOTATION_INJECTED in (self.metadata.annotations or {})
 
 
 class ServiceSpec(_Object, frozen=True):

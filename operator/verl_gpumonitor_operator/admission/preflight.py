@@ -26,6 +26,7 @@ from .facts import Cluster, GpuLayout, Namespace, Node, RuntimeClass, Version
 from .kubeapi import ApiError, KubeApi
 from .pods import Json, QosClass
 from .quantities import UNIT, Amounts
+from .refusals import PodKind, There
 from .sharing import SharedReads
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ LIVE_SECONDS: Final = 1.5
 RAY_SECONDS: Final = 0.3
 """Budget of reading a head's RayCluster; without it the head is taken for one of a GPU cluster."""
 RAY_CACHE_SECONDS: Final = 60.0
+THERE_SECONDS: Final = 0.4
+"""Budget of looking which pods are there that were asked for before; it comes after the other reads."""
 NODES_SECONDS: Final = 60.0
 SERVICE_SECONDS: Final = 30.0
 GUARD_SECONDS: Final = 2.0
@@ -199,6 +202,21 @@ class Preflight:
             gpu_layouts=standing.gpu_layouts,
             runtime_class=runtime_class,
         )
+
+    async def which_are_there(self, kind: PodKind) -> There | None:
+        """Look which pods of a kind there are. None: nobody could say in time."""
+        path = f"/api/v1/namespaces/{quote(kind.namespace, safe='')}/pods"
+        pages = self._api.pages(path, objects.PodMetaObject, query={"labelSelector": kind.selector})
+        found: list[objects.PodMetaObject] = []
+        try:
+            async with asyncio.timeout(THERE_SECONDS):
+                # One page is enough: of hundreds, one of the first has the sidecar if any was let in with it.
+                found = await anext(pages, found)
+        except (ApiError, TimeoutError):
+            return None
+        if any(pod.is_injected for pod in found):
+            return There.INJECTED
+        return There.BARE if found else There.NONE
 
     async def _read_namespace(self, name: str) -> Namespace:
         path = f"/api/v1/namespaces/{quote(name, safe='')}"

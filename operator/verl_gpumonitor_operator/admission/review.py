@@ -29,6 +29,7 @@ class Request(msgspec.Struct, frozen=True, rename="camel"):
     operation: str = ""
     sub_resource: str | None = None
     namespace: str | None = None
+    dry_run: bool | None = None
     object: msgspec.Raw = msgspec.Raw(b"null")
 
     @property

@@ -21,11 +21,12 @@ from verl_gpumonitor_operator.certificates import CertificateError, load_leaf, s
 from verl_gpumonitor_operator.listening import Listener, Pages, ServerLimits
 from verl_gpumonitor_operator.settings import Settings
 
-from . import mutation, review
+from . import mutation, presence, refusals, review
 from .kubeapi import KubeApi
 from .metrics import Metrics
-from .mutation import Outcome, Skip, SkipReason
+from .mutation import Outcome, Patch, Skip, SkipReason
 from .preflight import Preflight, PreflightError
+from .refusals import Refusals
 from .review import Request
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,10 @@ MAX_BODY_BYTES: Final = 4 * 2**20
 """etcd takes objects of 1.5 MiB; in a review they come with defaults and managed fields."""
 MAX_BODIES_BYTES: Final = 16 * 2**20
 """All bodies that are on their way together; more are answered at once, without a patch."""
+REFUSED: Final = (
+    "its controller asked for such pods again and again, and none is there with the sidecar: most likely another policy"
+    " of the cluster refuses it; events of the pod's owner name the rule"
+)
 BODY_SECONDS: Final = 2.0
 """Time in which a body must arrive. The API server sends it in one go."""
 ANSWER_SECONDS: Final = 2.0
@@ -81,6 +86,7 @@ class Admission:
         self._settings = settings
         self._preflight = preflight
         self._metrics = metrics
+        self._refusals = Refusals()
         self._turns = asyncio.Semaphore(MAX_PREFLIGHTS)
         self._in_flight = 0
 
@@ -121,7 +127,24 @@ class Admission:
             return self.failed(body, Failure.BROKEN_REQUEST)
         if pod is None:
             return self._counted(request, Skip(reason=SkipReason.NOT_A_JOB))
-        return self._counted(request, await self._outcome(pod, request.namespace or ""))
+        outcome = await self._outcome(pod, request.namespace or "")
+        is_first = isinstance(outcome, Patch) and presence.position(pod) is None
+        if is_first and not request.dry_run:
+            outcome = await self._unless_refused(pod, request.namespace or "", outcome)
+        return self._counted(request, outcome)
+
+    async def _unless_refused(self, pod: dict[str, object], namespace_name: str, outcome: Outcome) -> Outcome:
+        """Leave a pod alone that was asked for several times, and never came to be with the sidecar."""
+        kind = refusals.kind_of(pod, namespace_name)
+        if kind is None:
+            return outcome
+        if self._refusals.ask(kind):
+            there = await self._preflight.which_are_there(kind)
+            if there is not None:
+                self._refusals.look(kind, there)
+        if not self._refusals.is_refused(kind):
+            return outcome
+        return mutation.annotated(pod, Skip(reason=SkipReason.REFUSED, message=REFUSED))
 
     async def _outcome(self, pod: dict[str, object], namespace_name: str) -> Outcome:
         skip = mutation.not_ours(pod, namespace_name, self._settings)

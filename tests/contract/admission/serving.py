@@ -25,7 +25,13 @@ from .fake_api import FakeApi
 SERVER_NAME = "gpumonitor-webhook.gpumonitor-system.svc"
 
 
-def review(pod: Any, *, namespace: str = "team-a", uid: str = "705ab4f5-6393-11e8-b7cc-42010a800002") -> bytes:
+def review(
+    pod: Any,
+    *,
+    namespace: str = "team-a",
+    uid: str = "705ab4f5-6393-11e8-b7cc-42010a800002",
+    dry_run: bool = False,
+) -> bytes:
     """AdmissionReview as the API server writes it."""
     kind = {"group": "", "version": "v1", "kind": "Pod"}
     request = {
@@ -38,7 +44,7 @@ def review(pod: Any, *, namespace: str = "team-a", uid: str = "705ab4f5-6393-11e
         "userInfo": {"username": "system:serviceaccount:kuberay-system:kuberay-operator"},
         "object": pod,
         "oldObject": None,
-        "dryRun": False,
+        "dryRun": dry_run,
         "options": {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1"},
     }
     return json.dumps({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": request}).encode()

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from tests.unit.admission import samples
 from verl_gpumonitor_operator import certs
-from verl_gpumonitor_operator.admission import attendance, mutation, preflight
+from verl_gpumonitor_operator.admission import attendance, mutation, preflight, refusals
 from verl_gpumonitor_operator.admission import server as server_module
 from verl_gpumonitor_operator.admission.server import Server
 from verl_gpumonitor_operator.listening import Pages, ServerLimits
@@ -170,6 +170,53 @@ async def test_limits_that_cannot_be_read_mean_no_sidecar(path: str, status: int
         fake.refused[path] = status
         answer = await client.post(review(WORKER))
         assert annotation(answer).startswith("PreflightUnavailable: ")
+
+
+OWNED = {
+    **WORKER,
+    "metadata": {**WORKER["metadata"], "ownerReferences": [{"uid": "u-1", "kind": "RayCluster", "controller": True}]},
+}
+"""A worker whose controller asks for it again where it is refused."""
+
+
+async def test_a_pod_that_another_policy_refuses_for_its_sidecar_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "LEAST_SECONDS", 0.2)
+    async with fake_api.running() as fake, serving(fake) as server, Client(server, bundle_of(fake)) as client:
+        pods = fake.objects["/api/v1/namespaces/team-a/pods"] = []
+        for _ in range(4):
+            assert is_injected(await client.post(review(OWNED)))
+        await asyncio.sleep(0.3)
+        assert is_injected(await client.post(review(OWNED, dry_run=True)))
+        answer = await client.post(review(OWNED))
+        assert annotation(answer).startswith("Refused: ")
+        pods.append({"metadata": {"name": "w-0", "annotations": {"gpumonitor.dev/skip-reason": annotation(answer)}}})
+        await asyncio.sleep(0.3)
+        for _ in range(5):
+            assert annotation(await client.post(review(OWNED))).startswith("Refused: ")
+        assert is_injected(await client.post(review(WORKER)))
+        _, page = await plain(server, "/metrics")
+        assert 'gpumonitor_admission_requests_total{reason="Refused",result="skipped"} 6.0' in page
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        pytest.param([{"metadata": {"annotations": {"gpumonitor.dev/injected": "0.1.0"}}}], id="one has the sidecar"),
+        pytest.param(None, id="nobody can say which are there"),
+    ],
+)
+async def test_pods_that_are_not_known_to_be_refused_get_the_sidecar(
+    monkeypatch: pytest.MonkeyPatch, there: list[dict[str, Any]] | None
+) -> None:
+    monkeypatch.setattr(refusals, "LEAST_SECONDS", 0.2)
+    async with fake_api.running() as fake, serving(fake) as server, Client(server, bundle_of(fake)) as client:
+        if there is None:
+            fake.delay_seconds["/api/v1/namespaces/team-a/pods"] = 30.0
+        else:
+            fake.objects["/api/v1/namespaces/team-a/pods"] = there
+        for pause in (0.0, 0.0, 0.3, 0.0, 0.3, 0.0):
+            await asyncio.sleep(pause)
+            assert is_injected(await client.post(review(OWNED)))
 
 
 async def test_a_quota_is_read_for_each_pod() -> None:

@@ -201,4 +201,5 @@ def test_the_public_reasons() -> None:
         "RuntimeClass",
         "QosChange",
         "PodTooLarge",
+        "Refused",
     ]

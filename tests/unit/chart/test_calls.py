@@ -100,6 +100,7 @@ WEBHOOK: Final[Calls] = {
     "admission/preflight.py Preflight._ray_cluster_has_gpus": {"get": ("ray.io/rayclusters",)},
     "admission/preflight.py Preflight._runtime_class": {"get_or_none": ("node.k8s.io/runtimeclasses/nvidia",)},
     "admission/preflight.py Preflight._read_free_room": {"listed": ("/pods",)},
+    "admission/preflight.py Preflight.which_are_there": {"pages": ("/pods",)},
     "admission/preflight.py Preflight._keep_warm": {"get_bytes": (OPEN,)},
     "admission/preflight.py Preflight._read_standing": {"get": (OPEN,), "pages": ("/nodes",)},
     "admission/preflight.py Preflight._daemon_sets": {"listed": ("apps/daemonsets",)},
