@@ -103,14 +103,14 @@ def gpu_table(
 
     `names`: UUID -> what it is called, where its index alone does not tell; `unit`: what one bar stands for.
     """
-    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False, header_style="bold")
+    table = _table()
     table.add_column("GPU", justify="right", no_wrap=True, overflow="ellipsis")
     for name in ("UTIL", "MEMORY GiB", "", "C", "W"):
         table.add_column(name, justify="right", no_wrap=True)
     longest = max((len(name) for name in (names or {}).values()), default=0)
     bars = max(8, min(HISTORY, width - 64 - max(0, longest - 3)))
     table.add_column(f"last {bars} {unit}".strip(), no_wrap=True)
-    table.add_column("STAGE", no_wrap=True, overflow="ellipsis")
+    table.add_column("STAGE", no_wrap=True, overflow="ellipsis", ratio=1)
     for gpu in gpus:
         called = plain((names or {}).get(gpu.uuid) or _index(gpu))
         if gpu.state is not GpuState.OK:
@@ -134,14 +134,22 @@ def process_table(gpus: Sequence[GpuSample], titles: Mapping[int, str], *, most:
     found = [(gpu, process) for gpu in gpus for process in gpu.processes or ()]
     if not found:
         return []
-    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False, header_style="bold")
+    table = _table()
     for name in ("GPU", "PID", "GiB"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("PROCESS", no_wrap=True, overflow="ellipsis")
+    table.add_column("PROCESS", no_wrap=True, overflow="ellipsis", ratio=1)
     found.sort(key=lambda pair: (-(pair[1].memory_used_bytes or 0), pair[1].pid))
     for gpu, process in found[:most]:
         table.add_row(_index(gpu), str(process.pid), _gib(process), plain(titles.get(process.pid, "")))
     return [Text(), table]
+
+
+def _table() -> Table:
+    """Return an empty table over the whole width. A column with a `ratio` takes what the others leave.
+
+    Without one, a text that is too long would be paid for by all columns alike, and those of numbers vanish first.
+    """
+    return Table(box=None, padding=(0, 1, 0, 0), show_edge=False, header_style="bold", expand=True)
 
 
 def plain(text: str) -> Text:

@@ -50,15 +50,16 @@ def test_stage(titles: Sequence[str], shown: str) -> None:
     assert stage_of(titles) == shown
 
 
-def drawn(*gpus: GpuSample, width: int = 80) -> list[str]:
-    """Lines of a frame."""
+def drawn(
+    *gpus: GpuSample, width: int = 80, title: str = "ray::WorkerDict.actor_rollout_ref_update_actor"
+) -> list[str]:
+    """Lines of a frame. `title`: of process 41."""
     history = History()
     history.add(gpus)
     node = NodeSample(gpus=gpus, visible=len(gpus), driver_version="570.1")
     console = Console(width=width, record=True, file=Path("/dev/null").open("w"))  # noqa: SIM115
     with console.file:
-        titles = {41: "ray::WorkerDict.actor_rollout_ref_update_actor"}
-        console.print(frame(node, gpus, history, titles, width=width))
+        console.print(frame(node, gpus, history, {41: title}, width=width))
         return console.export_text().splitlines()
 
 
@@ -69,6 +70,18 @@ def test_a_frame_fits_80_columns_and_shows_all_that_matters() -> None:
     for word in ("50%", "78.0/80.0", "98%", "91", "400", "update_actor (actor)", "41", "70.0"):
         assert word in text
     assert any(line.split()[:2] == ["1", "lost"] for line in lines)
+
+
+def test_what_is_too_long_is_cut_and_takes_nothing_from_the_numbers() -> None:
+    """A command line of verl's is longer than any terminal is wide."""
+    failing = GpuSample(uuid="GPU-c", index=2, state=GpuState.ERROR, error="X" * 200)
+    lines = drawn(BUSY, failing, title="python3 -m verl.trainer.main_ppo " + "data.train_batch_size=1024 " * 20)
+    assert max(map(len, lines)) <= 80
+    assert lines[2].split()[:6] == ["0", "50%", "78.0/80.0", "98%", "91", "400"]
+    assert lines[3].split()[:2] == ["2", "error"]
+    assert lines[-2].split() == ["GPU", "PID", "GiB", "PROCESS"]
+    assert lines[-1].split()[:5] == ["0", "41", "70.0", "python3", "-m"]
+    assert all(line.rstrip().endswith("…") for line in (lines[3], lines[-1]))
 
 
 def test_what_is_unknown_is_a_question_mark() -> None:
