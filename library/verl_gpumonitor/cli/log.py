@@ -3,12 +3,9 @@
 """`gpumon log`: what nvidia-smi's query prints, periodically, as CSV or JSON lines, in files that do not run over."""
 
 import re
-import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 import click
@@ -18,9 +15,9 @@ from verl_gpumonitor.model.vocabulary import GpuState
 
 from . import columns
 from .gpus import EXIT_NO_GPU, NoGpuError, UnknownGpuError, sampling, selected
+from .signals import stopped_by_signals
 from .sink import KEPT_FILES, RotatingFile, Sink, StandardOutput
 
-_ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)i?b?", re.IGNORECASE)
 _FACTORS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
@@ -119,9 +116,7 @@ def command(
                 )
             finally:
                 sink.close()
-    except columns.FieldsError as error:
-        raise click.UsageError(str(error)) from error
-    except UnknownGpuError as error:
+    except (columns.FieldsError, UnknownGpuError) as error:
         raise click.UsageError(str(error)) from error
     except NoGpuError as error:
         click.echo(f"gpumon: {error}", err=True)
@@ -148,11 +143,7 @@ def _run(
     count: int | None,
 ) -> None:
     """Write rows until the count is reached or a signal comes."""
-    stop = threading.Event()
-    # Under nohup a closed terminal is nothing to end for.
-    wanted = [number for number in _ENDS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, _setter(stop)) for number in wanted}
-    try:
+    with stopped_by_signals() as stop:
         due, rows = time.monotonic(), 0
         while not stop.is_set() and (count is None or rows < count):
             unix = time.time()
@@ -162,9 +153,6 @@ def _run(
             due = max(due + interval, time.monotonic() - interval)
             if count is None or rows < count:
                 stop.wait(max(0.0, due - time.monotonic()))
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def row(gpu: GpuSample, names: Sequence[str], *, form: str, unix: float) -> bytes:
@@ -174,10 +162,3 @@ def row(gpu: GpuSample, names: Sequence[str], *, form: str, unix: float) -> byte
     if gpu.state is not GpuState.OK and "state" not in names:
         names = (*names, "state")
     return columns.json_row(gpu, names, unix=unix)
-
-
-def _setter(stop: threading.Event) -> Callable[[int, FrameType | None], None]:
-    def handle(_: int, __: FrameType | None) -> None:
-        stop.set()
-
-    return handle

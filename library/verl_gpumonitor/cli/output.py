@@ -4,13 +4,9 @@
 
 import codecs
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 _PLAIN: Final = {
@@ -51,24 +47,3 @@ def give_up() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
-
-
-@contextmanager
-def leaving_on_signals() -> Iterator[None]:
-    """End the block as Ctrl-C does when the process is told to end: a terminal must get its own screen and keys back.
-
-    A signal that is ignored, as SIGHUP by nohup, stays so.
-    """
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    taken = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
-    for number in taken:
-        signal.signal(number, _interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in taken.items():
-            signal.signal(number, handler)
-
-
-def _interrupt(_: int, __: FrameType | None) -> None:
-    raise KeyboardInterrupt

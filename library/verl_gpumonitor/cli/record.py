@@ -2,14 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gpumon record`: the flight record of this host, as a trace that `diagnose`, `report` and `replay` read."""
 
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 import click
@@ -24,6 +22,7 @@ from .recording.gpus import PROCESSES_SECONDS
 from .recording.processes import Processes
 from .recording.ray import RayWatch
 from .recording.recorder import TURN_SECONDS, Recorder, Sources, encoded
+from .signals import stopped_by_signals
 from .times import Seconds, clock
 
 FLUSH_SECONDS: Final = 3.0
@@ -69,13 +68,13 @@ def command(*, output: Path | None, interval: float, duration: float | None, ray
     """Record this host: load, memory, power of each GPU, host memory, what Ray and programs say of stages, faults.
 
     The file is a trace (gpumonitor-trace/1): see it with `gpumon diagnose`, `report` and `replay`. It can be read up
-    to the last few seconds whatever happens to this command. Ends on Ctrl-C or SIGTERM. Command lines are written
-    without the secrets in them.
+    to the last few seconds whatever happens to this command. Ends on Ctrl-C, SIGTERM or SIGHUP, which nohup keeps
+    away. Command lines are written without the secrets in them.
     """
     if ray not in ("auto", *OFF) and not ray.startswith("http://"):
         raise click.BadParameter(f"{ray!r} is none of http://HOST:PORT, auto, off", param_hint="--ray")
     try:
-        with _stopped_by_signals() as stop, _sources(interval, ray=ray, proc=proc, marks=marks) as sources:
+        with stopped_by_signals() as stop, _sources(interval, ray=ray, proc=proc, marks=marks) as sources:
             _record(sources, output, interval=interval, duration=duration, stop=stop)
     except NoGpuError as error:
         click.echo(f"gpumon: {error}", err=True)
@@ -189,23 +188,3 @@ def _target(path: Path | None) -> Path | None:
 
 def _say(text: str) -> None:
     click.echo(f"gpumon: {text}", err=True)
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[threading.Event]:
-    """Give an event that is set by Ctrl-C, SIGTERM and the end of the terminal."""
-    stop = threading.Event()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, _setter(stop)) for number in numbers}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _setter(stop: threading.Event) -> Callable[[int, FrameType | None], None]:
-    def handle(_: int, __: FrameType | None) -> None:
-        stop.set()
-
-    return handle

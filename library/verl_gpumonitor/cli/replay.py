@@ -21,9 +21,9 @@ from verl_gpumonitor.model.vocabulary import Severity
 from .diagnose import UNREADABLE
 from .findings import ordered, stage_text
 from .keyboard import keys, on_screen, pressed
-from .output import leaving_on_signals
 from .playback import Change, Playback
 from .records import DEFAULT_INTERVAL_SECONDS, RecordedRun, open_run
+from .signals import leaving_on_signals
 from .times import Seconds, clock
 from .view import gpu_table, plain, process_table
 

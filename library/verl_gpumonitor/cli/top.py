@@ -13,7 +13,7 @@ from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings
 
 from .gpus import EXIT_NO_GPU, NoGpuError, UnknownGpuError, await_first, selected
 from .keyboard import keys, on_screen, pressed
-from .output import leaving_on_signals
+from .signals import leaving_on_signals
 from .view import History, frame, title_of
 
 
