@@ -54,7 +54,7 @@ def command(
     """
     with_namespace, _, name = monitor.rpartition("/")
     if not name or "/" in with_namespace:
-        raise click.BadParameter(f"{monitor!r} is no NAME and no NAMESPACE/NAME", param_hint="GPUMONITOR")
+        raise click.BadParameter(f"{monitor!r} is no NAME and no NAMESPACE/NAME", param_hint="[NAMESPACE/]NAME")
     if namespace and with_namespace and namespace != with_namespace:
         raise click.BadParameter(f"{namespace!r} is another namespace than that of {monitor}", param_hint="--namespace")
     options = [*(["--kubeconfig", kubeconfig] if kubeconfig else []), *(["--context", context] if context else [])]

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gpumon compare`: two recorded runs beside each other, and whether the change helped."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from .records import DEFAULT_INTERVAL_SECONDS, TraceError, open_run
+from .arguments import interval_option, refuse
+from .records import TraceError, open_run
 
 if TYPE_CHECKING:
     from .reports.gather import Run
@@ -24,13 +24,7 @@ if TYPE_CHECKING:
 @click.argument("after")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write a page of HTML there.")
 @click.option("--json", "json_", is_flag=True, help="Print the comparison as JSON.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.01, 86400),
-    default=DEFAULT_INTERVAL_SECONDS,
-    show_default=True,
-    help="Seconds between two rows of a GPU, for logs without times.",
-)
+@interval_option
 def command(*, before: str, after: str, output: Path | None, json_: bool, interval: float) -> None:
     """Put two runs beside each other: what was set otherwise, what became of it stage by stage, and whether it helped.
 
@@ -61,5 +55,4 @@ def _run(path: str, interval: float) -> "Run":
         with open_run(path, interval_seconds=interval) as recorded:
             return gather(recorded.header, recorded.records, recorded.complaints)
     except TraceError as error:
-        click.echo(f"gpumon: {path}: {error}", err=True)
-        sys.exit(2)
+        refuse(path, error)

@@ -19,15 +19,14 @@ from verl_gpumonitor.model.trace import Header, Record, TraceError
 from verl_gpumonitor.model.vocabulary import Severity
 
 from . import monitor_findings, not_judged
+from .arguments import interval_option, monitor_name_option, refuse
 from .findings import as_json, report
 from .first_look import first_look, only_looked, silence, unjudged
 from .monitors import parse
-from .records import DEFAULT_INTERVAL_SECONDS, MonitorGiven, open_run
+from .records import MonitorGiven, open_run
 
 FOUND: Final = 1
 """Exit status where `--fail-on` was given and something as grave was found."""
-UNREADABLE: Final = 2
-"""Exit status for a file that is no trace."""
 _ORDER: Final = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 
 
@@ -67,14 +66,8 @@ def advised(diagnosis: Diagnosis, more: Iterable[TrackedFinding] = ()) -> list[T
     type=click.Choice([severity.value for severity in _ORDER]),
     help=f"End with status {FOUND} if something as grave was found.",
 )
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.01, 86400),
-    default=DEFAULT_INTERVAL_SECONDS,
-    show_default=True,
-    help="Seconds between two rows of a GPU, for a log without times.",
-)
-@click.option("--name", help="Which one, of a list of GPUMonitors: NAME or NAMESPACE/NAME.")
+@interval_option
+@monitor_name_option
 def command(
     *, trace: str, json_: bool, mute: tuple[str, ...], fail_on: str | None, interval: float, name: str | None
 ) -> None:
@@ -93,8 +86,7 @@ def command(
         _tell(given.document, trace=trace, name=name, muted=mute, json_=json_, fail_on=fail_on)
         return
     except TraceError as error:
-        click.echo(f"gpumon: {trace}: {error}", err=True)
-        sys.exit(UNREADABLE)
+        refuse(trace, error)
     looked = [tracked for tracked in first_look(diagnosis) if tracked.finding.reason not in mute]
     findings = advised(diagnosis, looked)
     for note in recorded.header.notes or ():
@@ -122,8 +114,7 @@ def _tell(
     try:
         monitor = monitor_findings.without(parse(document, name=name), muted)
     except TraceError as error:
-        click.echo(f"gpumon: {trace}: {error}", err=True)
-        sys.exit(UNREADABLE)
+        refuse(trace, error)
     click.echo(monitor_findings.as_json(monitor) if json_ else monitor_findings.report(monitor), nl=False)
     _fail((finding.severity for finding in monitor.status.findings), fail_on)
 

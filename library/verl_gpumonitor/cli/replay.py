@@ -18,11 +18,11 @@ from verl_gpumonitor.model.findings import Advice, TrackedFinding
 from verl_gpumonitor.model.trace import Record, TraceError
 from verl_gpumonitor.model.vocabulary import Severity
 
-from .diagnose import UNREADABLE
+from .arguments import interval_option, refuse
 from .findings import ordered, stage_text
 from .keyboard import keys, on_screen, pressed
 from .playback import Change, Playback
-from .records import DEFAULT_INTERVAL_SECONDS, RecordedRun, open_run
+from .records import RecordedRun, open_run
 from .signals import leaving_on_signals
 from .times import Seconds, clock
 from .view import gpu_table, plain, process_table
@@ -55,13 +55,7 @@ _HELP: Final = "q quit  space pause  +/- or arrows: speed"
 )
 @click.option("--from", "begin", type=Seconds(), default="0", help="Begin at this time of the run: 90, 10m, 1:02:03.")
 @click.option("--to", "end", type=Seconds(), help="End at this time of the run.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.01, 86400),
-    default=DEFAULT_INTERVAL_SECONDS,
-    show_default=True,
-    help="Seconds between two rows of a GPU, for a log without times.",
-)
+@interval_option
 def command(*, run: str, speed: float, begin: float, end: float | None, interval: float) -> None:
     """Watch RUN, a trace or a log of GPUs: stage, step, GPUs, and findings when they would have been raised.
 
@@ -77,8 +71,7 @@ def command(*, run: str, speed: float, begin: float, end: float | None, interval
             else:
                 _print(recorded, begin=begin, end=end)
     except TraceError as error:
-        click.echo(f"gpumon: {run}: {error}", err=True)
-        sys.exit(UNREADABLE)
+        refuse(run, error)
     except KeyboardInterrupt:
         return
     except BrokenPipeError:

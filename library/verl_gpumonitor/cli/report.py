@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gpumon report`: a recorded run as one page that one can send to others."""
 
-import sys
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import click
 
+from .arguments import interval_option, monitor_name_option, refuse
 from .monitors import parse
-from .records import DEFAULT_INTERVAL_SECONDS, MonitorGiven, TraceError, open_run
+from .records import MonitorGiven, TraceError, open_run
 
 _FORMS: Final = {".md": "markdown", ".markdown": "markdown", ".json": "json"}
 """Ending of a file's name -> form."""
@@ -29,14 +29,8 @@ _FORMS: Final = {".md": "markdown", ".markdown": "markdown", ".json": "json"}
     help="By the file's name (.md: Markdown, .json), else html.",
 )
 @click.option("--json", "json_", is_flag=True, help="The same as --format json (gpumonitor-report/1).")
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.01, 86400),
-    default=DEFAULT_INTERVAL_SECONDS,
-    show_default=True,
-    help="Seconds between two rows of a GPU, for a log without times.",
-)
-@click.option("--name", help="Which one, of a list of GPUMonitors: NAME or NAMESPACE/NAME.")
+@interval_option
+@monitor_name_option
 def command(*, run: str, output: Path | None, form: str | None, json_: bool, interval: float, name: str | None) -> None:
     """Make a report of RUN: a trace, `gpumon log`'s CSV or JSON lines, or nvidia-smi's CSV; `-` is standard input.
 
@@ -69,7 +63,7 @@ def _text(path: str, *, form: str, interval: float, name: str | None) -> str:
     except MonitorGiven as given:
         return _text_of_monitor(path, given.document, form=form, name=name)
     except TraceError as error:
-        _refuse(path, error)
+        refuse(path, error)
     if form == "json":
         return document(run).decode()
     return html(run) if form == "html" else markdown(run)
@@ -82,12 +76,7 @@ def _text_of_monitor(path: str, document: bytes, *, form: str, name: str | None)
     try:
         monitor = parse(document, name=name)
     except TraceError as error:
-        _refuse(path, error)
+        refuse(path, error)
     if form == "json":
         return document_of_monitor(monitor).decode()
     return monitor_page.html(monitor) if form == "html" else monitor_page.markdown(monitor)
-
-
-def _refuse(path: str, error: TraceError) -> NoReturn:
-    click.echo(f"gpumon: {path}: {error}", err=True)
-    sys.exit(2)
