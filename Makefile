@@ -14,7 +14,6 @@ FAKENVML := tests/fakenvml/build/libnvidia-ml.so.1
 TOOLS := .cache/tools
 PROMETHEUS := $(TOOLS)/promtool $(TOOLS)/prometheus
 BROWSER := $(TOOLS)/.chromium
-TYPED := library sidecar operator/verl_gpumonitor_operator devcluster tests examples
 
 # `devcluster` builds and starts the local cluster. `existing` uses the cluster of the current kubeconfig, and then
 # IMAGE names a repository prefix that holds our images. A KUBECONFIG that happens to be set is never enough.

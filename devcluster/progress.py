@@ -45,12 +45,6 @@ class Progress:
         self._number = 0
         self._stream = stream or sys.stderr
         self._terminal = self._stream.isatty()
-        self._begun = time.monotonic()
-
-    @property
-    def elapsed_seconds(self) -> float:
-        """Time since the first part could begin."""
-        return time.monotonic() - self._begun
 
     @contextmanager
     def part(self, title: str, estimate_seconds: float | None = None) -> Iterator[Part]:

@@ -59,7 +59,6 @@ class WorkloadSeen(_Struct, frozen=True, kw_only=True):
 
     start_time: Text | None = None
     completion_time: Text | None = None
-    deletion_time: Text | None = None
     message: Text | None = None
     ray_cluster: Text | None = None
 

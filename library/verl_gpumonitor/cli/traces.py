@@ -71,7 +71,6 @@ class TraceReader:
         self.header: Header = parse_header(first[1])
         self.problems: list[Problem] = []
         self.problem_count = 0
-        self.records_read = 0
 
     def records(self) -> Iterator[Record]:
         """Yield the records, oldest first; each once."""
@@ -106,7 +105,6 @@ class TraceReader:
                     continue
                 if record is None or isinstance(record, Header):
                     continue
-                self.records_read += 1
                 yield number, line.strip(), record
         except BrokenOff as error:
             self._problem(0, f"ends too early: {error.reason}")

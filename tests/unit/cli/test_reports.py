@@ -17,12 +17,14 @@ from verl_gpumonitor.cli import columns
 from verl_gpumonitor.cli.log import row
 from verl_gpumonitor.cli.main import main
 from verl_gpumonitor.cli.records import open_run
+from verl_gpumonitor.cli.reports.charts import stage_class
 from verl_gpumonitor.cli.reports.comparison import compare, text
 from verl_gpumonitor.cli.reports.gather import Run, gather
 from verl_gpumonitor.cli.reports.page import html, verdict_text
 from verl_gpumonitor.cli.reports.ticket import markdown
 from verl_gpumonitor.model.findings import Scope
 from verl_gpumonitor.model.samples import GpuSample
+from verl_gpumonitor.model.vocabulary import STAGES
 from verl_gpumonitor.monitor import ResourceMonitor, ResourceSample
 
 
@@ -213,7 +215,7 @@ def test_the_stages_of_a_step_add_up_to_it() -> None:
     assert [row.seconds_per_step for row in run.stages if row.stage == "init"] == [None]
 
 
-def test_settings_of_a_command_that_nobody_can_read_are_not_missing(tmp_path: Path) -> None:
+def test_settings_of_a_command_that_nobody_can_read_are_not_missing() -> None:
     run = run_of(VISIBLE / "seed-after-fix.jsonl.gz")
     hidden = msgspec.structs.replace(run, header=msgspec.structs.replace(run.header, entrypoint="bash run.sh"))
     found = compare(run, hidden)
@@ -349,6 +351,14 @@ def test_names_of_the_job_move_no_cursor(tmp_path: Path) -> None:
     path = hostile_trace(tmp_path, name="\x1b]0;owned\x07\x1b[2J\rOK")
     for form in (gpumon("diagnose", str(path)), gpumon("compare", str(path), str(path)), markdown(run_of(path))):
         assert not {"\x1b", "\x07", "\r"} & set(form)
+
+
+def test_each_stage_has_a_colour_by_day_and_by_night(tmp_path: Path) -> None:
+    page = html(run_of(logs.before(tmp_path)))
+    for stage in STAGES:
+        assert page.count(f"--{stage}: #") == 2, stage
+        assert f".stage-{stage} {{" in page
+    assert [stage_class(stage) for stage in ("gen", "later")] == ["stage-gen", "stage-unknown"]
 
 
 def test_a_record_of_a_hundred_years_has_few_ticks(tmp_path: Path) -> None:

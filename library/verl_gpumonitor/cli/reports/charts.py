@@ -12,6 +12,7 @@ from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
 from verl_gpumonitor.cli.times import clock
+from verl_gpumonitor.model.vocabulary import STAGES, UNKNOWN
 
 from .gather import GpuRun, StageRow
 from .tracks import Bucket
@@ -23,26 +24,11 @@ CLEAR_SHARE: Final = 0.6
 """A stretch gets a stage's colour as its background when the stage takes so much of it."""
 _JOINED: Final = 2.5
 """Points that are so many stretches apart, or less, are joined: one sample may have come late."""
-KNOWN_STAGES: Final = (
-    "gen",
-    "reward",
-    "old_log_prob",
-    "ref",
-    "values",
-    "adv",
-    "update_critic",
-    "update_actor",
-    "update_weights",
-    "save_checkpoint",
-    "testing",
-    "init",
-    "other",
-)
 
 
 def stage_class(stage: str) -> str:
     """Return the class of a stage's colour."""
-    return f"stage-{stage}" if stage in KNOWN_STAGES else "stage-unknown"
+    return f"stage-{stage if stage in STAGES else UNKNOWN}"
 
 
 def _number(value: float) -> str:

@@ -18,7 +18,7 @@ from verl_gpumonitor.diagnosis.thresholds import OomRisk
 from verl_gpumonitor.model import figures
 from verl_gpumonitor.model.figures import counted
 from verl_gpumonitor.model.findings import Advice, Evidence
-from verl_gpumonitor.model.vocabulary import UNKNOWN
+from verl_gpumonitor.model.vocabulary import STAGES, UNKNOWN
 
 from .charts import bar, budget_bar, gpu_chart, heat_map, stage_class
 from .gather import GpuRun, Run, StageRow
@@ -50,13 +50,7 @@ def heat_styles() -> str:
 
 def stage_styles() -> str:
     """Return the classes of the stages' colours, for shapes and for keys."""
-    names = (
-        "gen reward old_log_prob ref values adv update_critic update_actor update_weights save_checkpoint testing init"
-    )
-    rules = [
-        f".stage-{n} {{ fill: var(--{n}); background: var(--{n}); }}" for n in (*names.split(), "other", "unknown")
-    ]
-    return "\n".join(rules)
+    return "\n".join(f".stage-{stage} {{ fill: var(--{stage}); background: var(--{stage}); }}" for stage in STAGES)
 
 
 def _source(name: str) -> str:
