@@ -3,6 +3,7 @@
 """The command line: what is refused, with which words."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,15 @@ from devcluster.lock import held
 def test_the_cache_may_be_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUMON_DEVCLUSTER_CACHE", "/elsewhere")
     assert default_layout().cache == Path("/elsewhere")
+
+
+def test_the_guide_names_each_command(capsys: pytest.CaptureFixture[str]) -> None:
+    guide = (default_layout().package / "README.md").read_text()
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    commands = re.findall(r"^    ([a-z-]+) ", capsys.readouterr().out, flags=re.MULTILINE)
+    assert {"up", "kubeconfig"} <= set(commands)
+    assert [name for name in commands if f"devcluster {name}" not in guide and f"`{name}" not in guide] == []
 
 
 def test_env_is_for_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +80,7 @@ def test_an_unknown_runtime_is_not_chosen(tmp_path: Path) -> None:
     assert 'default_runtime_name = "nvidia"' in (layout.config / "containerd.toml").read_text()
 
 
-def test_an_images_key_follows_its_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_images_key_follows_its_base(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = default_layout()
     before = {recipe.name: images.key(layout, recipe) for recipe in images.ALL}
     monkeypatch.setattr(images, "PACKAGES", ("something-else",))
