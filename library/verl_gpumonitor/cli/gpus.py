@@ -77,6 +77,17 @@ def why(node: NodeSample) -> str:
     return _MESSAGES.get(reason, f"NVML cannot be used: {node.error or reason}")
 
 
+def unread(node: NodeSample) -> str | None:
+    """Say that the driver counts GPUs that were never read, such as one that was lost before; None where there is none.
+
+    Nothing is known of these, neither index nor UUID, so no row can stand for them.
+    """
+    missing = (node.visible or 0) - len(node.gpus)
+    if missing <= 0:
+        return None
+    return f"{missing} of {node.visible} GPUs that the driver counts cannot be read: look for Xid in dmesg"
+
+
 def selected(gpus: Sequence[GpuSample], wanted: str | None) -> tuple[GpuSample, ...]:
     """Return the GPUs of a comma-separated list of indices and UUIDs; all for None. Raises UnknownGpuError."""
     if wanted is None:

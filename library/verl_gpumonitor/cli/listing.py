@@ -9,7 +9,7 @@ import click
 from verl_gpumonitor.model.vocabulary import GpuState
 
 from . import columns
-from .gpus import EXIT_NO_GPU, NoGpuError, sampling
+from .gpus import EXIT_NO_GPU, NoGpuError, sampling, unread
 
 _FIELDS = (*columns.COLUMNS,)
 
@@ -20,11 +20,13 @@ def command(*, as_json: bool) -> None:
     """Show each GPU with its index, name, UUID, memory and temperature. Exit code 3: there is none."""
     try:
         with sampling(1.0) as sampler:
-            gpus = sampler.latest().gpus
+            node = sampler.latest()
     except NoGpuError as error:
         click.echo(f"gpumon: {error}", err=True)
         raise SystemExit(EXIT_NO_GPU) from error
-    for gpu in gpus:
+    if (untold := unread(node)) is not None:
+        click.echo(f"gpumon: {untold}", err=True)
+    for gpu in node.gpus:
         if as_json:
             click.echo(columns.json_row(gpu, _FIELDS, unix=time.time()).decode(), nl=False)
             continue

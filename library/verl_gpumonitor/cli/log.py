@@ -14,7 +14,7 @@ from verl_gpumonitor.model.samples import GpuSample
 from verl_gpumonitor.model.vocabulary import GpuState
 
 from . import columns
-from .gpus import EXIT_NO_GPU, NoGpuError, UnknownGpuError, sampling, selected
+from .gpus import EXIT_NO_GPU, NoGpuError, UnknownGpuError, sampling, selected, unread
 from .signals import stopped_by_signals
 from .sink import KEPT_FILES, RotatingFile, Sink, StandardOutput
 
@@ -103,7 +103,10 @@ def command(
     try:
         names = columns.chosen(fields)
         with sampling(interval) as sampler:
-            selected(sampler.latest().gpus, wanted)
+            node = sampler.latest()
+            selected(node.gpus, wanted)
+            if (untold := unread(node)) is not None:
+                click.echo(f"gpumon: {untold}", err=True)
             sink = _sink(output, columns.head(names).encode() if form == "csv" else b"", max_size, keep)
             try:
                 _run(

@@ -61,12 +61,27 @@ def test_what_cannot_be_read_is_an_empty_cell(host: Host) -> None:
 
 
 def test_a_lost_gpu_keeps_its_name_and_says_what_became_of_it(host: Host) -> None:
+    process = host.popen("log", "--format", "jsonl", "-l", "0.2", "-i", "2,3")
+    assert process.stdout is not None
+    whole = [json.loads(process.stdout.readline()) for _ in range(2)]
+    assert [(one["index"], "utilization" in one) for one in whole] == [(2, True), (3, True)]
     simgpu.lose(3, file=host.file)
-    out = host.run("log", "--format", "jsonl", "--count", "3", "-l", "0.2").stdout
-    found = [json.loads(line) for line in out.splitlines()]
-    lost = [one for one in found if one.get("index") == 3]
-    assert all("utilization" not in one and one["state"].startswith("lost") for one in lost)
-    assert len([one for one in found if "utilization" in one]) == 9
+    found = (json.loads(line) for line in process.stdout)
+    lost = next(one for one in found if one["index"] == 3 and "utilization" not in one)
+    assert (lost["name"], lost["state"]) == (whole[1]["name"], "lost GPU_IS_LOST")
+    assert "utilization" in next(one for one in found if one["index"] == 2)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=10)
+    assert (process.returncode, err) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["log", "--count", "1"]])
+def test_a_gpu_that_was_lost_before_is_not_left_out_in_silence(host: Host, arguments: list[str]) -> None:
+    simgpu.lose(3, file=host.file)
+    done = host.run(*arguments)
+    assert done.returncode == 0
+    assert simgpu.uuid_of(3) not in done.stdout
+    assert done.stderr == "gpumon: 1 of 4 GPUs that the driver counts cannot be read: look for Xid in dmesg\n"
 
 
 def test_more_fields_and_one_gpu(host: Host) -> None:
@@ -162,12 +177,14 @@ def test_a_file_is_continued_and_one_of_other_columns_is_kept_aside(host: Host, 
     assert len(rows((tmp_path / "gpu.csv.1").read_text())) == 2
 
 
-def test_without_a_driver_it_says_so_with_a_code_of_its_own(bare_host: Host) -> None:
-    for arguments in (["list"], ["log"], ["log", "-o", "never.csv"]):
+def test_without_a_driver_it_says_so_with_a_code_of_its_own(bare_host: Host, tmp_path: Path) -> None:
+    never = tmp_path / "never.csv"
+    for arguments in (["list"], ["log"], ["log", "-o", str(never)]):
         done = bare_host.run(*arguments)
         assert done.returncode == 3
         assert "no NVIDIA driver" in done.stderr
         assert done.stdout == ""
+    assert not never.exists()
 
 
 @pytest.mark.slow
