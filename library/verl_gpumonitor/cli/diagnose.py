@@ -78,7 +78,9 @@ def command(
     """
     unknown = [reason for reason in mute if reason not in REASONS]
     if unknown:
-        raise click.BadParameter(f"no reason is called {unknown[0]!r}; there are: {', '.join(REASONS)}")
+        raise click.BadParameter(
+            f"no reason is called {unknown[0]!r}; there are: {', '.join(REASONS)}", param_hint="--mute"
+        )
     try:
         with open_run(trace, interval_seconds=interval) as recorded:
             diagnosis, _ = diagnose(recorded.header, recorded.records, muted=mute)
