@@ -184,8 +184,7 @@ def test_two_pods_on_the_host_network(kubectl: Kubectl, namespace: str) -> None:
     ],
 )
 def test_a_pod_that_has_our_name_already_is_admitted(kubectl: Kubectl, namespace: str, change: dict[str, Any]) -> None:
-    containers = change.pop("containers", None)
-    pod = jobs.pod(f"p-{uuid.uuid4().hex[:4]}", labels=jobs.ray_labels(), containers=containers, **change)
+    pod = jobs.pod(f"p-{uuid.uuid4().hex[:4]}", labels=jobs.ray_labels(), **change)
     created = kubectl.create(pod, namespace)
     names = [one["name"] for one in created["spec"].get("initContainers", [])]
     assert names.count(wiring.CONTAINER_NAME) <= 1

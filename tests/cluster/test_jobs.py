@@ -46,7 +46,9 @@ def test_a_rayjob_shows_each_pods_own_gpus_and_no_others(kubectl: Kubectl, rayjo
 def test_each_worker_names_the_gpus_that_the_device_plugin_gave_it(kubectl: Kubectl, rayjob: tuple[str, str]) -> None:
     """The truth is the variable in the job's own container, which the sidecar cannot see."""
     _, namespace = rayjob
-    for pod in ray_pods(kubectl, namespace, "worker"):
+    workers = ray_pods(kubectl, namespace, "worker")
+    assert len(workers) == 2
+    for pod in workers:
         name = pod["metadata"]["name"]
         given = kubectl.exec(name, namespace, "printenv", "NVIDIA_VISIBLE_DEVICES", container="ray-worker")
         assert monitors.owned(kubectl, name, namespace, 4) == set(given.strip().split(","))
