@@ -3,6 +3,7 @@
 """What the tests look at: GPUMonitors, sidecars and their metrics, Events, the controller's own metrics."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -126,6 +127,23 @@ def sidecar(pod: Object) -> Object | None:
     """Our container of a pod as the API server stored it; None where there is none."""
     found = pod["spec"].get("initContainers", [])
     return next((one for one in found if one["name"] == wiring.CONTAINER_NAME), None)
+
+
+def sidecar_pid(kubectl: Kubectl, pod: str, namespace: str) -> int:
+    """Pid on this host of a pod's sidecar: the process whose environment names the pod."""
+    found: Any = kubectl.get("pod", pod, namespace)
+    mark = f"GPUMON_POD_UID={found['metadata']['uid']}".encode()
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            if (process / "comm").read_text().strip() != "gpumon-sidecar":
+                continue
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                return int(process.name)
+        except OSError:
+            continue
+    raise KubectlError(f"no sidecar of pod {pod} runs")
 
 
 def await_running(kubectl: Kubectl, name: str, namespace: str) -> Object:

@@ -6,7 +6,6 @@ import math
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ import simgpu
 
 from devcluster.layout import default_layout
 from tests.cluster import jobs, monitors
-from tests.cluster.kubectl import Kubectl, KubectlError, condition, eventually
+from tests.cluster.kubectl import Kubectl, condition, eventually
 
 pytestmark = pytest.mark.usefixtures("release")
 
@@ -144,7 +143,7 @@ def test_a_killed_sidecar_comes_back_and_the_totals_go_on(
 ) -> None:
     before = monitors.status(kubectl, "faulty", whole_node)["totals"]["gpuSeconds"]
     count = restarts(kubectl, whole_node)
-    container = _container_pid(kubectl, whole_node)
+    container = monitors.sidecar_pid(kubectl, POD, whole_node)
     os.kill(container, signal.SIGKILL)
     eventually(lambda: restarts(kubectl, whole_node) > count, within=60, what="a restart of the sidecar")
     await_up(kubectl, whole_node, 8, within=60)
@@ -157,23 +156,6 @@ def test_a_killed_sidecar_comes_back_and_the_totals_go_on(
     job_is_unharmed(kubectl, whole_node)
 
 
-def _container_pid(kubectl: Kubectl, namespace: str) -> int:
-    """Host pid of the sidecar of this pod: the process whose environment names it."""
-    pod: Any = kubectl.get("pod", POD, namespace)
-    mark = f"GPUMON_POD_UID={pod['metadata']['uid']}".encode()
-    for process in Path("/proc").iterdir():
-        if not process.name.isdigit():
-            continue
-        try:
-            if (process / "comm").read_text().strip() != "gpumon-sidecar":
-                continue
-            if mark in (process / "environ").read_bytes().split(b"\0"):
-                return int(process.name)
-        except OSError:
-            continue
-    raise KubectlError("the sidecar's process was not found")
-
-
 def test_a_driver_that_comes_late(kubectl: Kubectl, gpus: simgpu.StateFile, namespace: str, whole_node: str) -> None:
     """Not loaded while the sidecar starts: it says so, waits, and reads once the driver is there."""
     # Faults of the tests before are shown for a minute, and nobody can judge them while nothing is read.
@@ -183,7 +165,7 @@ def test_a_driver_that_comes_late(kubectl: Kubectl, gpus: simgpu.StateFile, name
     simgpu.set_driver(init_error=9, file=gpus)
     try:
         count = restarts(kubectl, whole_node)
-        os.kill(_container_pid(kubectl, whole_node), signal.SIGKILL)
+        os.kill(monitors.sidecar_pid(kubectl, POD, whole_node), signal.SIGKILL)
         eventually(lambda: restarts(kubectl, whole_node) > count, within=60, what="a restart of the sidecar")
         monitors.await_condition(
             kubectl, "faulty", whole_node, "TelemetryAvailable", value="False", reason="DriverNotLoaded"

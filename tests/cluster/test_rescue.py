@@ -3,10 +3,13 @@
 """A sidecar that cannot start never holds a job: rescue, circuit breaker, and how narrow the right to patch is."""
 
 import json
+import os
+import signal
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ import pytest
 from devcluster import product
 from tests.cluster import jobs, monitors
 from tests.cluster.conftest import REPOSITORY, wait_for_injection
-from tests.cluster.kubectl import Kubectl, eventually
+from tests.cluster.kubectl import Kubectl, KubectlError, eventually
 from tests.cluster.monitors import sidecar
 from verl_gpumonitor.model import wiring
 
@@ -100,6 +103,33 @@ def test_a_container_that_cannot_be_created(kubectl: Kubectl, namespace: str) ->
     assert "/operator" in ours["image"]
     monitors.await_condition(kubectl, "uncreated", namespace, "TelemetryAvailable", value="False")
     await_injection(kubectl, namespace, injected=True, within=120)
+
+
+def test_a_sidecar_that_keeps_ending_leaves_the_pod_ready(kubectl: Kubectl, namespace: str) -> None:
+    """Killed at each start, it waits longer and longer, and the pod is not ready meanwhile; another image ends that."""
+    command = jobs.hold(600, utilization=[0.5], used_gib=[10.0])
+    kubectl.apply(jobs.pytorchjob("crashing", command=command, gpus=1), namespace)
+    name = "crashing-master-0"
+    image = (sidecar(monitors.await_running(kubectl, name, namespace)) or {})["image"]
+
+    def rescued() -> bool:
+        pod = kubectl.get("pod", name, namespace)
+        assert pod is not None
+        if (sidecar(pod) or {})["image"] != image:
+            return True
+        with suppress(KubectlError, ProcessLookupError):
+            os.kill(monitors.sidecar_pid(kubectl, name, namespace), signal.SIGKILL)
+        return False
+
+    def ready() -> bool:
+        pod = kubectl.get("pod", name, namespace)
+        found = {one["type"]: one["status"] for one in pod["status"]["conditions"]} if pod is not None else {}
+        return found.get("Ready") == "True"
+
+    eventually(rescued, within=240, what="another image", every=1)
+    eventually(ready, within=180, what="a pod that is ready", every=1)
+    main = kubectl.get("pod", name, namespace) or {}
+    assert main["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
 FORBIDDEN: list[Any] = [
