@@ -6,7 +6,6 @@ Reading a command line may hang, while its process is stuck in the kernel: so th
 does not know is not known. Drivers before 565 list processes of the host, or no memory: their lists are not used.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +13,7 @@ from typing import Final
 
 from verl_gpumonitor.model.samples import NodeSample
 from verl_gpumonitor.stages.programs import MAX_COMMAND_BYTES, program_of
+from verl_gpumonitor.stages.sources.proc_files import beginning_of
 
 from .journal import Journal
 
@@ -34,16 +34,7 @@ def can_list(driver_version: str | None) -> bool:
 
 def read_command(pid: int, proc: str = "/proc") -> bytes:
     """Return the beginning of a command line; empty where the process is gone or hides it."""
-    try:
-        file = os.open(f"{proc}/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(file, MAX_COMMAND_BYTES)
-    except OSError:
-        return b""
-    finally:
-        os.close(file)
+    return beginning_of(f"{proc}/{pid}/cmdline", MAX_COMMAND_BYTES)
 
 
 class ProcessWatch:

@@ -8,7 +8,6 @@ list is some seconds old, so that it may lack a process that has just begun, and
 are nobody's of interest: these are looked at again seldom, in turns. Not for a pod, whose processes are one job's.
 """
 
-import os
 import re
 import threading
 from collections.abc import Iterable, Sequence
@@ -19,6 +18,7 @@ from verl_gpumonitor.model.redaction import redact
 from verl_gpumonitor.model.report import RayJobInfo
 
 from .kin import Kin
+from .proc_files import beginning_of, pids_in
 from .ray_jobs import only_alive
 from .titles import PROC, parse_stat, parse_title
 
@@ -231,20 +231,7 @@ class JobProcesses:
         return None if stat is None else stat.parent
 
     def _pids(self) -> set[int]:
-        try:
-            return {int(name) for name in os.listdir(self._proc) if name.isdecimal()}  # noqa: PTH208 - names alone
-        except OSError:
-            return set()
+        return pids_in(self._proc)
 
     def _read(self, pid: int, what: str, most: int) -> bytes:
-        """Return the beginning of a file of a process; empty where the process is gone or hides it."""
-        try:
-            file = os.open(f"{self._proc}/{pid}/{what}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return b""
-        try:
-            return os.read(file, most)
-        except OSError:
-            return b""
-        finally:
-            os.close(file)
+        return beginning_of(f"{self._proc}/{pid}/{what}", most)

@@ -16,6 +16,28 @@ MAX_OPEN: Final = 128
 """A program may be allowed 1024 open files. Beyond this number a file is opened for each reading."""
 
 
+def pids_in(root: str | Path) -> set[int]:
+    """Return all processes under a /proc; empty where there is none."""
+    try:
+        return {int(name) for name in os.listdir(root) if name.isdecimal()}  # noqa: PTH208 - names alone
+    except OSError:
+        return set()
+
+
+def beginning_of(path: str, most: int = MAX_BYTES) -> bytes:
+    """Return the first bytes of a file; empty where the process is gone or hides it."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(file, most)
+    except OSError:
+        return b""
+    finally:
+        os.close(file)
+
+
 class ProcFiles:
     """One process namespace's /proc. Used from one thread."""
 
@@ -27,21 +49,18 @@ class ProcFiles:
 
     def pids(self) -> set[int]:
         """Return all processes; empty where there is no /proc."""
-        try:
-            return {int(name) for name in os.listdir(self._root) if name.isdecimal()}  # noqa: PTH208 - counted
-        except OSError:
-            return set()
+        return pids_in(self._root)
 
     def newest_pid(self) -> bytes:
         """Return the number that was given last, be it to a thread; empty where the system does not say.
 
         While it stays the same, nothing has begun.
         """
-        return self._read_path(f"{self._root}/loadavg").rpartition(b" ")[2]
+        return beginning_of(f"{self._root}/loadavg").rpartition(b" ")[2]
 
     def stat(self, pid: int) -> bytes:
         """Return the beginning of `/proc/<pid>/stat`; empty where the process is gone or hides it."""
-        return self._read_path(f"{self._root}/{pid}/stat")
+        return beginning_of(f"{self._root}/{pid}/stat")
 
     def command_line(self, pid: int, *, keep: bool = False) -> bytes | None:
         """Return the beginning of a command line; empty for a process that has none any more, or hides it.
@@ -51,7 +70,7 @@ class ProcFiles:
         file = self._open.get(pid)
         if file is None:
             if not keep or len(self._open) >= MAX_OPEN:
-                return self._read_path(f"{self._root}/{pid}/cmdline")
+                return beginning_of(f"{self._root}/{pid}/cmdline")
             try:
                 file = self._open[pid] = os.open(f"{self._root}/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
@@ -66,16 +85,4 @@ class ProcFiles:
         """Close what was left open of a process."""
         file = self._open.pop(pid, None)
         if file is not None:
-            os.close(file)
-
-    def _read_path(self, path: str) -> bytes:
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return b""
-        try:
-            return os.read(file, MAX_BYTES)
-        except OSError:
-            return b""
-        finally:
             os.close(file)
