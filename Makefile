@@ -70,6 +70,10 @@ format: $(READY) ## Format and fix what can be fixed
 unit: $(READY) $(FAKENVML) $(PROMETHEUS) $(BROWSER) ## Unit and contract tests; TESTS holds options of pytest
 	@PATH="$(CURDIR)/$(TOOLS):$$PATH" $(PYTHON) -m pytest -n 4 --dist worksteal $(TESTS) tests/unit tests/contract
 
+.PHONY: explore
+explore: $(READY) ## Property tests with many examples, other ones each time (about an hour)
+	@HYPOTHESIS_PROFILE=explore $(PYTHON) -m pytest -n 2 --dist worksteal -m hypothesis $(TESTS) tests/unit
+
 .PHONY: cluster-test
 cluster-test: cluster-up ## Behaviour on the real cluster
 	@$(PYTHON) -m pytest tests/cluster

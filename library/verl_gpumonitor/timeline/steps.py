@@ -145,6 +145,7 @@ class _Open:
 
     def join(self, later: "_Open") -> None:
         """Take in the one that follows, which turned out to be none of its own."""
+        self.step = later.step if self.step is None else self.step
         for (stage, role), sums in later.stages.items():
             self.stage(Part(sums.begin, sums.begin, stage, role)).join(sums)
         self.until, self.idle, self.updating = max(self.until, later.until), later.idle, later.updating
@@ -225,6 +226,8 @@ class Steps:
             last = self._merge()
         opened = self._opened(part, last)
         if opened is not None:
+            if last is not None and last.tentative:
+                self._merge()  # It ends before it could last.
             self._open.append(opened)
             last = opened
         if last is not None:
@@ -239,7 +242,7 @@ class Steps:
     def _refutes(part: Part, last: _Open) -> bool:
         """Say whether this part shows that what seemed to be new goes on with what was before."""
         if last.gap:
-            return part.stage not in RESTS
+            return part.stage not in RESTS or part.step is not None
         return part.stage in UPDATES or part.stage == "update_weights"
 
     def _opened(self, part: Part, last: _Open | None) -> _Open | None:

@@ -22,7 +22,7 @@ from verl_gpumonitor.cli.traces import TraceReader
 from verl_gpumonitor.diagnosis.doctor import Diagnosis
 from verl_gpumonitor.model.findings import TrackedFinding
 
-THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
+THOROUGH = os.environ.get("HYPOTHESIS_PROFILE", "quick") != "quick"
 NAMES = sorted(path.name.removesuffix(".jsonl.gz") for path in VISIBLE.glob("*.jsonl.gz"))
 QUICK = ("critic-peak-old-keys", "healthy-checkpoints", "mig-no-utilisation", "shm-64m", "spin-at-100", "xid31-program")
 RECORDED = NAMES if THOROUGH else QUICK

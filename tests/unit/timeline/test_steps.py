@@ -193,6 +193,27 @@ def test_the_end_of_the_pod_ends_a_step(stages: list[str], ended: int) -> None:
     assert (steps.ended, len(steps.kept)) == (ended, ended)
 
 
+@pytest.mark.parametrize(
+    ("stages", "steps"),
+    [
+        pytest.param(
+            ["gen 3 #7", "update_actor 2 #7", "other 2", "other 1 #8", "gen 3 #8", "gen 1 #9"],
+            [(7, 0, 7), (8, 7, 11)],
+            id="a number ends a rest",
+        ),
+        pytest.param(
+            ["gen 3", "update_actor 2", "gen 0.1", "other 1 #1", "other 1 #2", "gen 1 #3"],
+            [(1, 0, 6.1), (2, 6.1, 7.1)],
+            id="a first half too short to be one, then numbers",
+        ),
+    ],
+)
+def test_where_numbered_steps_begin(stages: list[str], steps: list[tuple[int, float, float]]) -> None:
+    kept = play(stages, finish=True).kept
+    assert [step.step for step in kept] == [number for number, *_ in steps]
+    assert [(step.begin, step.end) for step in kept] == [pytest.approx((begin, end)) for _, begin, end in steps]
+
+
 def test_which_step_runs() -> None:
     assert play(START).running is None
     assert play([*START, *STEP]).running == 1
