@@ -18,7 +18,7 @@ from verl_gpumonitor.model.trace import GpuLine, GpuProcess, Header, TraceGpu, T
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 from verl_gpumonitor.stages.releases import SLEEP
 
-from .history import ALARM_RATIOS, DEPTH, GAP_SECONDS, GpuHistory, History, PodHistory
+from .history import DEPTH, GAP_SECONDS, GpuHistory, History, PodHistory, alarms
 from .work import GEN
 
 GAP_INTERVALS: Final = 4
@@ -119,8 +119,7 @@ class ReportedHistory(History):
             if self.gpus.get(uuid) is gpu:
                 del self.gpus[uuid]
                 self._engine_steps.pop(uuid, None)
-                for busy in self._busy.values():
-                    busy.discard(uuid)
+                self.standstill.forget(uuid)
 
     def present(self, name: str, stage: str, role: str, *, t: float) -> None:
         """Take the stage that runs in a pod at a time."""
@@ -147,10 +146,9 @@ class ReportedHistory(History):
         if gpu is None or self.over:
             return
         piece = gpu.now.setdefault(stage, Piece(stage=stage, role=role, step=self.step))
-        before = piece.peak_bytes or 0.0
+        before = piece.peak_bytes
         piece.add_memory(None, peak_bytes)
-        total = gpu.total_bytes or 0.0
-        self.alarms += any(before < ratio * total <= (piece.peak_bytes or 0.0) for ratio in ALARM_RATIOS)
+        self.alarms += alarms(gpu, before, piece)
 
     def holders(self, uuid: str, processes: Sequence[GpuProcess] | None, *, t: float) -> None:
         """Take who holds a GPU; None: it is not told, and what was known before holds no longer."""

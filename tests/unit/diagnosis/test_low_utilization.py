@@ -38,7 +38,7 @@ def _pools(still: float, *, serving: int = 1, colocated: bool = False) -> Histor
         pod.work.servers_seen = colocated or pod.pool != "trainer"
         pod.work.workers_seen = True
     pools = [pool for pool in made.pools() if pool != "trainer"]
-    made.standstills = {(pool, "other", step): 100 * still for pool in pools for step in range(8)}
+    made.standstill.steps = {(pool, "other", step): 100 * still for pool in pools for step in range(8)}
     return made
 
 
@@ -66,7 +66,7 @@ def _trainer_waits(
     made = history(("trainer", [trainer] * 4), ("rollout", [[{"gen": stage(seconds=200)}] * 8] * 12))
     for pod in made.pods.values():
         pod.work.workers_seen, pod.work.servers_seen = pod.pool == "trainer", pod.pool == "rollout"
-    made.standstills = {("trainer", stage_name, step): 0.0 if generates else 200 * share for step in range(8)}
+    made.standstill.steps = {("trainer", stage_name, step): 0.0 if generates else 200 * share for step in range(8)}
     return made
 
 

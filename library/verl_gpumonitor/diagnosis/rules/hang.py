@@ -151,7 +151,7 @@ def _patience(history: History, now: Stillness, limits: Hang) -> float | None:
 
 def _longer_than_ever(history: History, now: Stillness, least: float) -> float:
     """Return a time far beyond that for which this pool ever stood still in this stage and then went on."""
-    return max(least, 3 * history.longest_still.get((now.gpus[0].pool, now.stage), 0.0))
+    return max(least, 3 * history.standstill.longest.get((now.gpus[0].pool, now.stage), 0.0))
 
 
 def _patience_in_pauses(now: Stillness, limits: Hang, longest: float, *, spins: bool) -> float:

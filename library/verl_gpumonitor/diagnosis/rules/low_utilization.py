@@ -103,7 +103,7 @@ def _too_large(history: History, pool: str, gpus: Sequence[GpuHistory], limits: 
     for step, length in lengths.items():
         pieces = [piece for gpu in gpus for past in gpu.past.values() if (piece := past.at(step)) is not None]
         known = sum(piece.known_seconds for piece in pieces)
-        still = sum(history.standstills.get((pool, stage, step), 0.0) for stage in stages)
+        still = sum(history.standstill.steps.get((pool, stage, step), 0.0) for stage in stages)
         if known > 0 and length >= limits.seconds:
             busy = sum(piece.busy_seconds for piece in pieces) / known
             waste = Waste(step=step, seconds=length, share=1.0, utilization=busy, idle=min(1.0, still / length))
@@ -158,7 +158,7 @@ def _waste(
         seconds=seconds,
         share=seconds / length,
         utilization=sum(p.busy_seconds for p in pieces) / sum(p.known_seconds for p in pieces),
-        idle=min(1.0, history.standstills.get((pool, stage, step), 0.0) / seconds) if seconds > 0 else 0.0,
+        idle=min(1.0, history.standstill.steps.get((pool, stage, step), 0.0) / seconds) if seconds > 0 else 0.0,
     )
 
 
