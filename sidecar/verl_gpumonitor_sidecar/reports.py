@@ -36,8 +36,8 @@ from verl_gpumonitor.model.report import (
     encode,
 )
 from verl_gpumonitor.model.samples import GpuProcess, HostSample
-from verl_gpumonitor.timeline.stages import Totals
 from verl_gpumonitor.timeline.steps import Step
+from verl_gpumonitor.timeline.totals import Totals
 
 from .state import OwnGpu, PodState, gauges, is_present, recent_peak
 

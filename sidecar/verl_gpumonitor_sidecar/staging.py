@@ -17,7 +17,8 @@ from verl_gpumonitor.model.stages import StageInterval, StageSource, StageWord
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 from verl_gpumonitor.stages.tables import ENGINE_TITLES
 from verl_gpumonitor.timeline.job_steps import JobSteps
-from verl_gpumonitor.timeline.stages import Key, StageTimeline
+from verl_gpumonitor.timeline.stages import StageTimeline
+from verl_gpumonitor.timeline.totals import Key
 from verl_gpumonitor.timeline.words import OTHER, POD, Own, Part, Present, Voice, clean, present, speaker
 
 from .state import OwnGpu, PodState, StagePicture

@@ -13,8 +13,8 @@ from verl_gpumonitor.model.report import RayJobInfo, RayNode, StageCount, StageN
 from verl_gpumonitor.model.samples import GpuCounters, GpuSample, HostSample, ReadingHealth
 from verl_gpumonitor.model.stages import StageInterval, StageWord
 from verl_gpumonitor.model.vocabulary import UNKNOWN, GpuState, Ownership, Source, UnavailableReason
-from verl_gpumonitor.timeline.stages import Key
 from verl_gpumonitor.timeline.steps import Step
+from verl_gpumonitor.timeline.totals import Key
 from verl_gpumonitor.timeline.words import Part
 
 FRESH_INTERVALS = 3

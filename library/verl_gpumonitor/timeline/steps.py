@@ -20,7 +20,8 @@ import msgspec
 from verl_gpumonitor.model.report import MAX_STAGES
 from verl_gpumonitor.model.vocabulary import UNKNOWN
 
-from .stages import OVERFLOW, Settled, Share, Totals
+from .stages import Settled
+from .totals import OVERFLOW, Share, Totals
 from .words import Part
 
 FIRST_HALF: Final = frozenset({"gen", "reward", "old_log_prob", "ref", "values", "adv"})

@@ -21,8 +21,8 @@ from verl_gpumonitor.model.report import (
 from verl_gpumonitor.model.samples import GpuCounters, GpuSample, HostSample, ReadingHealth
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source
-from verl_gpumonitor.timeline.stages import Totals
 from verl_gpumonitor.timeline.steps import Step, StepStageSums
+from verl_gpumonitor.timeline.totals import Totals
 from verl_gpumonitor_sidecar.reports import JobsDue, NodesDue, Sender, Turn, build, fit
 from verl_gpumonitor_sidecar.state import OwnGpu, PodState, StagePicture
 

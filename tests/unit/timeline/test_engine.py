@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.unit.timeline.test_stages import BEGIN, run, state
 from verl_gpumonitor.model.samples import GpuCounters
-from verl_gpumonitor.timeline.stages import Share, StageTimeline, Totals
+from verl_gpumonitor.timeline.stages import StageTimeline
+from verl_gpumonitor.timeline.totals import Share, Totals
 from verl_gpumonitor.timeline.words import Voice
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from verl_gpumonitor.model.report import MAX_STAGES, StageCount
 from verl_gpumonitor.model.samples import GpuCounters
 from verl_gpumonitor.model.stages import StageInterval, StageSource, StageWord
-from verl_gpumonitor.timeline.stages import MAX_PENDING, MAX_READINGS, Settled, StageTimeline, few
+from verl_gpumonitor.timeline.pieces import MAX_PENDING, MAX_READINGS, few
+from verl_gpumonitor.timeline.stages import Settled, StageTimeline
 from verl_gpumonitor.timeline.words import Own, Voice
 
 BEGIN = 1e9

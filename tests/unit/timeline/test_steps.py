@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_gpumonitor.timeline.stages import Settled, Share
+from verl_gpumonitor.timeline.stages import Settled
 from verl_gpumonitor.timeline.steps import MAX_KEPT, Step, Steps
+from verl_gpumonitor.timeline.totals import Share
 from verl_gpumonitor.timeline.words import Part
 
 STEP = ["gen 4", "other 0.2", "old_log_prob 1", "ref 1", "adv 0.1", "update_actor 3", "update_weights 1"]
