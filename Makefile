@@ -71,7 +71,7 @@ unit: $(READY) $(FAKENVML) $(PROMETHEUS) $(BROWSER) ## Unit and contract tests; 
 	@PATH="$(CURDIR)/$(TOOLS):$$PATH" $(PYTHON) -m pytest -n 4 --dist worksteal $(TESTS) tests/unit tests/contract
 
 .PHONY: explore
-explore: $(READY) ## Property tests with many examples, other ones each time (about an hour)
+explore: $(READY) ## Property tests with many examples, other ones each time (half an hour)
 	@HYPOTHESIS_PROFILE=explore $(PYTHON) -m pytest -n 2 --dist worksteal -m hypothesis $(TESTS) tests/unit
 
 .PHONY: cluster-test
