@@ -56,7 +56,7 @@ class Piece(msgspec.Struct, kw_only=True, gc=False):
     throttle_known_seconds: float = 0.0
 
     def add_memory(self, used_bytes: float | None, peak_bytes: float | None) -> None:
-        """Take one sample's memory; `peak_bytes` since the sample before, None if that span saw other stages."""
+        """Take one sample's memory; `peak_bytes`: the most that is known of its span, None if that saw other stages."""
         if used_bytes is not None:
             self.floor_bytes = used_bytes if self.floor_bytes is None else min(used_bytes, self.floor_bytes)
             self.used_samples += 1
@@ -65,9 +65,8 @@ class Piece(msgspec.Struct, kw_only=True, gc=False):
             if self.level_bytes is None or used_bytes >= TOP_SHARE * self.level_bytes:
                 self.level_samples += 1
             self.level_bytes = used_bytes if self.level_bytes is None else max(used_bytes, self.level_bytes)
-        peak = used_bytes if peak_bytes is None else peak_bytes
-        if peak is not None:
-            self.peak_bytes = peak if self.peak_bytes is None else max(peak, self.peak_bytes)
+        if peak_bytes is not None:
+            self.peak_bytes = peak_bytes if self.peak_bytes is None else max(peak_bytes, self.peak_bytes)
 
     @property
     def utilization(self) -> float | None:

@@ -122,6 +122,27 @@ def test_a_hand_over_shorter_than_two_samples_keeps_its_peak(interval: float) ->
 
 
 @pytest.mark.parametrize(
+    ("tells_peaks", "peak"),
+    [pytest.param(True, None, id="told, of two stages"), pytest.param(False, 15, id="not told")],
+)
+def test_what_is_in_use_stands_for_a_peak_only_where_no_line_tells_one(tells_peaks: bool, peak: float | None) -> None:
+    """Samples are so far apart that a stage has one alone, whose span began in the stage before."""
+    gpu = TraceGpu(uuid="GPU-0", index=0, memory_total_bytes=100)
+    made = History(Header(format=TRACE_FORMAT, pods=[TracePod(name="w", gpus_requested=1, gpus=[gpu])]))
+    records: list[Record] = [
+        GpuLine(t=t, pod="w", uuid="GPU-0", memory_used_bytes=used, memory_peak_bytes=36 if tells_peaks else None)
+        for t, used in ((80.0, 30), (90.0, 30), (100.0, 15))
+    ]
+    for name, t in (("update_actor", 70.0), ("compute_log_prob", 94.0)):
+        task = f"WorkerDict.actor_rollout_{name}"
+        records.append(TaskLine(t=t, pod="w", pid=1, local_rank=0, name=task, state="begin"))
+        records.append(TaskLine(t=t + 23.9, pod="w", pid=1, local_rank=0, name=task, state="end"))
+    for record in sorted(records, key=lambda record: record.t):
+        made.feed(record)
+    assert made.gpus["GPU-0"].now["old_log_prob"].peak_bytes == peak
+
+
+@pytest.mark.parametrize(
     ("begins", "peaks", "peak"),
     [
         pytest.param(99.9, (80, 80, 80, 30, 30), 30, id="it begins before the sample"),

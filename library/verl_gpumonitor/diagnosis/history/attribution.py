@@ -51,7 +51,7 @@ def attribute(gpu: GpuHistory, line: GpuLine, *, begin: float, step: int) -> int
     if whole or line.t - gpu.stage_since >= SETTLED_SECONDS:
         piece = gpu.now[spans[-1][2]]
         _add_load(piece, line, spans[-1][1] - spans[-1][0])
-        found += _add_memory(gpu, line, piece, peak_bytes=line.memory_peak_bytes if whole else None)
+        found += _add_memory(gpu, line, piece, peak_bytes=_peak_of(gpu, line, whole=whole))
     if not whole and line.memory_peak_bytes is not None:
         stages = frozenset(span[2] for span in spans)
         whose = straddled(gpu, stages, line.memory_peak_bytes, last=spans[-1][2])
@@ -67,6 +67,18 @@ def alarms(gpu: GpuHistory, before: float | None, piece: Piece) -> int:
     """Count it where a stage's peak, which was `before` bytes, came near the end."""
     total, now = gpu.total_bytes or 0.0, piece.peak_bytes or 0.0
     return int(any((before or 0.0) < ratio * total <= now for ratio in ALARM_RATIOS))
+
+
+def _peak_of(gpu: GpuHistory, line: GpuLine, *, whole: bool) -> float | None:
+    """Return the peak of a line's span; None where it may be another stage's.
+
+    What is in use at the moment of a line stands for it only where no line tells peaks: else, in a short stage, one
+    GPU's peak would be compared with another's level between two micro batches.
+    """
+    if line.memory_peak_bytes is None:
+        return None if gpu.tells_peaks else line.memory_used_bytes
+    gpu.tells_peaks = True
+    return line.memory_peak_bytes if whole else None
 
 
 def _add_memory(gpu: GpuHistory, line: GpuLine, piece: Piece, *, peak_bytes: float | None) -> int:
@@ -87,7 +99,7 @@ def _add_memory(gpu: GpuHistory, line: GpuLine, piece: Piece, *, peak_bytes: flo
             waits[0].add_memory(waits[1], waits[2])
         else:
             # It was let go of since, so that the peak of this span is as much the stage before's.
-            peak_bytes = None
+            peak_bytes = None if gpu.tells_peaks else used
     piece.add_memory(used, peak_bytes)
     return alarms(gpu, before, piece)
 

@@ -64,8 +64,8 @@ class GpuHistory:
     __slots__ = (
         "_own", "_usual_watts", "_working_lines", "before", "carried", "changes", "engine_bytes", "error", "error_t",
         "first_t", "held_by", "held_celsius", "highest_bytes", "index", "interval", "last", "memory_t", "model", "now",
-        "pod", "power_limit_watts", "processes", "processes_t", "role", "stage", "stage_since", "throttled_seconds",
-        "titles", "total_bytes", "used_before", "utilization_t", "uuid", "worked_t",
+        "pod", "power_limit_watts", "processes", "processes_t", "role", "stage", "stage_since", "tells_peaks",
+        "throttled_seconds", "titles", "total_bytes", "used_before", "utilization_t", "uuid", "worked_t",
     )
     # fmt: on
 
@@ -93,6 +93,8 @@ class GpuHistory:
         self.processes_t: float | None = None
         self.engine_bytes = _NO_FIGURES
         """Stage -> memory of rollout engine processes as last listed in it."""
+        self.tells_peaks = False
+        """Whether any of its lines told a peak of memory since the one before."""
         self.highest_bytes = 0.0
         """Of all its life."""
         self.throttled_seconds = 0.0

@@ -26,6 +26,8 @@ class PodHistory:
         self.memory_limit_bytes = pod.memory_limit_bytes or None
         self.gpus: dict[str, GpuHistory] = {}
         self.work = PodWork()
+        self.began_to_work = False
+        """Whether a GPU was seen to begin to compute while nobody told of a process."""
         self.phase: str | None = None
         self.phase_t = 0.0
         self.ends: list[PodLine] = []

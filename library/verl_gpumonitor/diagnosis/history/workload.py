@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from verl_gpumonitor.diagnosis.work import GEN, OTHER
+from verl_gpumonitor.model.history import IDLE_UTILIZATION
 from verl_gpumonitor.model.trace import (
     GpuLine,
     GpuProcess,
@@ -310,12 +311,16 @@ class History:
             gpu.engine_bytes = {**gpu.engine_bytes, gpu.stage: sum(engines)}
 
     def _before(self, gpu: GpuHistory, line: GpuLine) -> None:
-        """Remember what is held while no process of the job is there."""
-        if gpu.pod.work.first_seen is not None or line.memory_used_bytes is None:
+        """Remember what is held before the job: no process of it is there, or none is told and no GPU works yet."""
+        pod, utilization = gpu.pod, line.utilization or 0.0
+        if pod.work.first_seen is not None or pod.began_to_work or line.memory_used_bytes is None:
             return
         if gpu.before is None:
             gpu.before = Before(line.t)
-        gpu.before.add(line.t, line.memory_used_bytes, line.utilization or 0.0)
+        elif gpu.before.busiest < IDLE_UTILIZATION <= utilization:
+            pod.began_to_work = True
+            return
+        gpu.before.add(line.t, line.memory_used_bytes, utilization)
 
     # Steps
 
@@ -409,6 +414,7 @@ class History:
         for gpu in pod.gpus.values():
             gpu.before = None
             gpu.now = {}
+        pod.began_to_work = False
         self._restage(pod, t)
 
     def _job(self, line: JobLine) -> None:

@@ -48,14 +48,11 @@ def _before_the_job(history: History, pod: PodHistory, held: Sequence[GpuHistory
         return work.first_began
     if all(gpu.processes_t is not None and not gpu.processes for gpu in held):
         return True
-    if (
-        pod.trains
-        and history.began_here
-        and history.phase == "Running"
-        and history.t - history.phase_t >= limits.seconds
-    ):
-        # The record covers the job's begin, and nothing of it has begun to load yet.
-        return True
+    if pod.trains and history.began_here and history.running_t is not None:
+        # The record covers the job's begin, and nothing of it had begun to load for so long.
+        flat_until = max((gpu.before.end for gpu in held if gpu.before is not None), default=0.0)
+        if flat_until - history.running_t >= limits.seconds:
+            return True
     free = [gpu for gpu in pod.gpus.values() if gpu.before and gpu.before.newest_bytes < limits.least_bytes]
     return bool(free) and len(held) < len(pod.gpus)
 
