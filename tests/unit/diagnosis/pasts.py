@@ -8,7 +8,7 @@ from verl_gpumonitor.diagnosis.history import GpuHistory, History
 from verl_gpumonitor.diagnosis.rule import Case, Rule
 from verl_gpumonitor.diagnosis.thresholds import Thresholds
 from verl_gpumonitor.model.history import Piece
-from verl_gpumonitor.model.trace import TRACE_FORMAT, Header, TraceGpu, TracePod
+from verl_gpumonitor.model.trace import TRACE_FORMAT, Header, TraceGpu, TracePod, Workload
 
 TOTAL_BYTES = 80 * 2**30
 
@@ -30,10 +30,11 @@ def stage(
 Steps = Sequence[Mapping[str, Mapping[str, float]]]
 
 
-def history(*pods: tuple[str, Sequence[Steps]], told: bool = True) -> History:
+def history(*pods: tuple[str, Sequence[Steps]], told: bool = True, kind: str = "RayJob") -> History:
     """Return a workload: pods, each with its group and, of each of its GPUs, the steps, oldest first."""
     header = Header(
         format=TRACE_FORMAT,
+        workload=Workload(kind=kind),
         pods=[
             TracePod(
                 name=f"pod-{place}",

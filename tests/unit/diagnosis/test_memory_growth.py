@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Growth is a course that a stage has, not one of many that look like it by chance."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -55,3 +55,20 @@ def test_peaks_of_one_gpu_in_one_stage_are_chance_and_its_floor_is_not() -> None
 def test_where_no_stage_is_told_all_time_is_one_stage() -> None:
     steps = [{"other": stage(peak=level)} for level in LINE]
     assert [case.finding.scope.stage for case in held(RULE, history(("w", [steps] * 4), told=False))] == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("floor", "why"),
+    [
+        pytest.param(lambda level: level - 0.1, "as a leak does", id="what stays held between two batches"),
+        pytest.param(lambda _: STEADY_FLOOR, "as growing batches do", id="what a batch takes"),
+    ],
+)
+def test_master_and_workers_of_a_pytorchjob_are_one_pool_without_answers(
+    floor: Callable[[float], float], why: str
+) -> None:
+    steps = [{"other": stage(peak=level, floor=floor(level))} for level in LINE]
+    made = history(("Master", [steps] * 2), ("Worker", [steps] * 2), told=False, kind="PyTorchJob")
+    (case,) = held(RULE, made)
+    assert len(case.finding.scope.gpus) == 4
+    assert why in case.finding.message

@@ -150,9 +150,9 @@ def _case(pool: str, growth: Growth, stages: int, *, everywhere: bool) -> Case:
     total = growth.gpus[0].total_bytes or 0
     per_step = growth.per_step * total
     where = f" in {stages} stages, among them {growth.stage}" if stages > 1 else in_stage(growth.stage)
-    why = "as a leak does" if everywhere and stages > 1 else "as growing answers do"
     message = (
-        f"{subject(growth.gpus)}: memory grows by {gib(per_step)} a step{where}, {why};"
+        f"{subject(growth.gpus)}: memory grows by {gib(per_step)} a step{where},"
+        f" {_as_what(growth, stages, everywhere=everywhere)};"
         f" {gib(growth.levels[0] * total)} became {gib(growth.levels[-1] * total)} in {len(growth.levels)} steps"
     )
     evidence: Evidence = {
@@ -166,6 +166,13 @@ def _case(pool: str, growth: Growth, stages: int, *, everywhere: bool) -> Case:
     }
     found = finding(REASON, message, gpus=growth.gpus, stage=growth.stage, role=growth.role, evidence=evidence)
     return Case(key=pool, finding=found)
+
+
+def _as_what(growth: Growth, stages: int, *, everywhere: bool) -> str:
+    """Say what grows so. Where a job only trains, it has one stage and no answers."""
+    if growth.gpus[0].pod.trains:
+        return "as a leak does" if growth.what == "floor" else "as growing batches do"
+    return "as a leak does" if everywhere and stages > 1 else "as growing answers do"
 
 
 RULE = Rule(reason=REASON, judge=memory_growth, cadence=Cadence.STEP)
