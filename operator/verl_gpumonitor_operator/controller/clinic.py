@@ -68,6 +68,7 @@ UNKNOWN_WHY: Final[Mapping[str, tuple[str, str]]] = {
     "none": ("NotFollowed", "There is no room to follow the steps of this job; its GPUs are judged as they are now."),
     "throttled": ("NotMeasured", "The driver does not say why clocks are held down."),
     "host": ("NoHostMemory", "Nobody tells the host memory of the job's pods."),
+    "limit": ("NoMemoryLimit", "No container of the job has a memory limit that it could reach."),
 }
 
 
@@ -389,8 +390,10 @@ def _unknown(patient: Patient) -> Mapping[str, tuple[str, str]]:
         said["ForeignGPUMemory"] = missing
     if not any(gpu.last is not None and gpu.last.throttled is not None for gpu in history.gpus.values()):
         said["Throttled"] = UNKNOWN_WHY["throttled"]
-    if not any(pod.last_host is not None for pod in history.pods.values()):
-        said["HostMemoryRisk"] = UNKNOWN_WHY["host"]
+    lines = [pod.last_host for pod in history.pods.values() if pod.last_host is not None]
+    told = [line for line in lines if line.memory_used_bytes is not None]
+    if not any(line.memory_limit_bytes for line in told):
+        said["HostMemoryRisk"] = UNKNOWN_WHY["limit" if told else "host"]
     if history.step == 0:
         said.update(dict.fromkeys(("Hung", "Underutilized"), UNKNOWN_WHY["early"]))
     return said

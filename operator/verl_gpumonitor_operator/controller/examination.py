@@ -121,6 +121,7 @@ class Examiner:
             findings=assessment.findings,
             diagnosis=opinion.coverage,
             generation=entry.monitor.generation if entry.monitor else None,
+            host_memory={who for track in tracks if (who := self._who_tells_memory(track, now)) is not None},
             message=_what_is_missing(workload, available),
         )
         return picture, assessment
@@ -198,6 +199,9 @@ class Examiner:
             and track.record.live
             and now - telemetry.received_at <= self._patience.fresh_seconds
         )
+
+    def _who_tells_memory(self, track: PodTrack, now: float) -> str | None:
+        return track.host_source(now) if self._is_fresh(track, now) else None
 
     def _gpus_of(self, track: PodTrack, now: float) -> list[GpuView]:
         telemetry = track.telemetry

@@ -53,6 +53,7 @@ from .namespaces import Namespaces
 from .namespaces import reflector as namespace_reflector
 from .pod_images import PodImages
 from .pods import reflectors
+from .podusage import PodUsage
 from .reconciler import Reconciler
 from .reportserver import LiveCertificate, ReportServer, ServerMetrics
 from .rescue import RescueMetrics, Rescuer
@@ -169,9 +170,16 @@ class Controller:
         # What these create is stored nowhere.
         self.reviews = Reviews(self._client)
         self.sweeper = Sweeper(self._guarded, self.reconciler)
-        gpus = GpuResources.of(self._options.settings.injection.gpu_resources)
+        settings = self._options.settings
+        gpus = GpuResources.of(settings.injection.gpu_resources)
         self.pods, self._reflectors = reflectors(self._guarded, gpus)
         self.pods.watch(self.workloads)
+        self.usage = PodUsage(
+            self._guarded,
+            workloads=self.workloads.all,
+            fresh_seconds=max(settings.controller.not_reporting_seconds, 2 * settings.report.interval_seconds),
+            clock=time.time,
+        )
         self.supervisor = Supervisor(
             access=self._guarded.access,
             permitted=self._permitted,
@@ -332,6 +340,7 @@ class Controller:
             ("reconcile", self.reconciler.run()),
             ("ledgers", self.ledgers.run()),
             ("watch", self.supervisor.run()),
+            ("usage", self.usage.run()),
             ("sweep", self.sweeper.run()),
         ):
             self._spawn(group, name, work)

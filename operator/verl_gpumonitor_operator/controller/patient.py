@@ -19,7 +19,7 @@ from verl_gpumonitor.diagnosis.reported import ReportedHistory, piece_of
 from verl_gpumonitor.diagnosis.rulebook import RULES
 from verl_gpumonitor.diagnosis.thresholds import Thresholds
 from verl_gpumonitor.model.history import Piece
-from verl_gpumonitor.model.report import GpuReport, Report, StageNow, StepReport
+from verl_gpumonitor.model.report import GpuReport, HostReport, Report, StageNow, StepReport
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.trace import (
     TRACE_FORMAT,
@@ -39,13 +39,15 @@ from verl_gpumonitor.model.vocabulary import UNKNOWN, GpuState
 
 from .holders import engines_of, holders_of
 from .launch import Command
-from .podtrack import PodTrack
+from .podtrack import USAGE_SECONDS, PodTrack
 from .ports import PodRecord
 from .workload import Workload
 
 TELEMETRY: Final = frozenset(("TelemetryUnavailable", "TelemetryPartial"))
 """Of what is not seen the controller knows more than its lines tell."""
 _ERRORS: Final = {GpuState.LOST: "GPU_IS_LOST", GpuState.NOT_RESPONDING: "TIMEOUT", GpuState.ERROR: "UNKNOWN"}
+OLD_REPORTS: Final = 4
+"""Host memory that so many reports have not told is not known any more."""
 SOME: Final = 2
 """GPUs of a pod that are followed where there is no room for all: the fullest and the idlest."""
 
@@ -88,6 +90,8 @@ class PodChart:
     restarts: int = 0
     ended: tuple[str | None, int] = (None, 0)
     """Reason of the main container's newest end that was told, and its restarts then."""
+    sampled_at: float = 0.0
+    """Of the newest sample of metrics.k8s.io that was taken."""
 
 
 class Patient:
@@ -170,7 +174,7 @@ class Patient:
                 # First: what a GPU held before anybody was listed on it is from before the job.
                 self.history.holders(gpu.uuid, holders.get(gpu.uuid), t=t)
                 self._gpu(chart, name, gpu, t)
-        self._host(name, report, t)
+        self._host(chart, track, report, t, at)
         for step in report.steps:
             if step.number > chart.last_step:
                 chart.last_step = step.number
@@ -200,6 +204,7 @@ class Patient:
             return
         # From here on: what comes while rules are asked is for the next time.
         self._judged_t = newest
+        self._forget_old_host(t)
         self.history.settle(t)
         yield
         yield from self.diagnosis.judging(newest)
@@ -284,22 +289,40 @@ class Patient:
                 if peak is not None and peak > peaks.get(stage.stage, 0):
                     self.history.peak(gpu.uuid, stage.stage, stage.role, peak)
 
-    def _host(self, name: str, report: Report, t: float) -> None:
-        host = report.host
-        if host is None or (host.memory_used_bytes is None and host.shm_used_bytes is None):
+    def _host(self, chart: PodChart, track: PodTrack, report: Report, t: float, at: float) -> None:
+        """Take the pod's host memory: what its report says, else what metrics.k8s.io said since the report before."""
+        host = report.host or _NO_HOST
+        used, limit = host.memory_used_bytes, host.memory_limit_bytes
+        usage = track.usage_at(at) if used is None else None
+        if usage is not None:
+            if usage.sampled_at == chart.sampled_at:
+                # A sample counts once: told again, it would say that nothing has changed since.
+                return
+            chart.sampled_at = usage.sampled_at
+            used, limit = usage.memory_used_bytes, track.record.memory_limit_bytes
+        if used is None and host.shm_used_bytes is None:
             return
         self.history.feed(
             HostLine(
                 t=t,
-                pod=name,
-                memory_used_bytes=host.memory_used_bytes,
-                memory_limit_bytes=host.memory_limit_bytes,
+                pod=track.record.name,
+                memory_used_bytes=used,
+                memory_limit_bytes=limit,
                 shm_used_bytes=host.shm_used_bytes,
                 shm_size_bytes=host.shm_size_bytes,
             )
         )
 
+    def _forget_old_host(self, t: float) -> None:
+        """Have it not known any more what was in use long ago: nobody has told it since."""
+        for pod in self.history.pods.values():
+            line = pod.last_host
+            old = line is not None and t - line.t > max(USAGE_SECONDS, OLD_REPORTS * self._interval)
+            if line is not None and old and line.memory_used_bytes is not None and not pod.ended:
+                self.history.feed(HostLine(t=t, pod=pod.name, memory_limit_bytes=line.memory_limit_bytes))
 
+
+_NO_HOST: Final = HostReport()
 _NO_XIDS: Final[Mapping[str, int]] = MappingProxyType({})
 _NOTHING: Final = Counted(0.0, 0.0, None, _NO_XIDS, GpuState.OK, (), array("q"))
 """Counters at the start of a sidecar, or before it was heard."""

@@ -23,6 +23,7 @@ from verl_gpumonitor.model.kubernetes import (
     REPLICA_TYPE,
     unix_seconds,
 )
+from verl_gpumonitor_operator.admission.quantities import UNIT, parse
 from verl_gpumonitor_operator.command import COMMAND
 from verl_gpumonitor_operator.kube.client import KubeClient
 from verl_gpumonitor_operator.kube.reflector import Decoded, Reflector
@@ -46,6 +47,8 @@ MAX_IMAGE: Final = 1024
 """Of what a pod says as it likes, so much is kept: the API server bounds the whole of it by 3 MiB alone, and thousands
 of such pods must not take the controller's memory. No longer image can be pulled."""
 MAX_IMAGES: Final = 16
+MAX_MEMORY: Final = 2**60
+"""No host has so much: a limit beyond it is none."""
 SELECTORS: Final = (f"{RAY_NODE}=yes", JOB_NAME)
 """The pods that the webhook looks at, too."""
 
@@ -147,6 +150,7 @@ def _record(pod: _Pod, gpus: GpuResources) -> PodRecord:
     injected = annotations.get(wiring.ANNOTATION_INJECTED)
     sidecar = next((item for item in spec.init_containers or () if item.name == wiring.CONTAINER_NAME), None)
     first = spec.containers[0].name if spec.containers else ""
+    with_gpus = [one for one in spec.containers if _gpus([one], gpus)]
     return PodRecord(
         namespace=sys.intern(meta.namespace),
         name=meta.name,
@@ -159,7 +163,9 @@ def _record(pod: _Pod, gpus: GpuResources) -> PodRecord:
         host_ip=sys.intern(status.host_ip) if status.host_ip else None,
         created_at=unix_seconds(meta.creation_timestamp),
         deleting=meta.deletion_timestamp is not None,
-        gpus_requested=_gpus(spec.containers, gpus),
+        gpus_requested=_gpus(with_gpus, gpus),
+        gpu_containers=tuple(sys.intern(one.name[:MAX_NAME]) for one in with_gpus[:MAX_IMAGES]),
+        memory_limit_bytes=_memory_limit(with_gpus),
         injected=sys.intern(injected[:MAX_NAME]) if injected is not None and sidecar is not None else None,
         skip_reason=_short(annotations.get(wiring.ANNOTATION_SKIP_REASON)),
         images=tuple(sys.intern(one.image) for one in spec.containers[:MAX_IMAGES] if len(one.image) <= MAX_IMAGE),
@@ -190,6 +196,13 @@ def _owner(references: list[_OwnerReference] | None) -> Owner | None:
 def _gpus(containers: Iterable[_Container], gpus: GpuResources) -> int:
     resources = (container.resources for container in containers if container.resources)
     return gpus.requested((item.requests, item.limits) for item in resources)
+
+
+def _memory_limit(containers: Iterable[_Container]) -> int | None:
+    """Return the sum of the containers' memory limits; None where one has none, or there are no containers."""
+    limits = [parse((one.resources.limits or {}).get("memory")) if one.resources else None for one in containers]
+    known = [limit // UNIT for limit in limits if limit is not None and 0 < limit // UNIT <= MAX_MEMORY]
+    return sum(known) if known and len(known) == len(limits) else None
 
 
 def _state(statuses: list[_ContainerStatus] | None, name: str) -> ContainerState | None:

@@ -11,7 +11,7 @@ from verl_gpumonitor.model.kubernetes import RAY_GROUP, RAY_NODE_TYPE
 from verl_gpumonitor.model.report import Report
 
 from .ledger import PodLedger
-from .ports import PodRecord
+from .ports import HostUsage, PodRecord
 from .steps import PodSteps
 from .telemetry import Telemetry
 from .totals import Totals
@@ -21,6 +21,8 @@ WINDOW_SECONDS: Final = 60.0
 """Load is judged over this time, by differences of counters."""
 LATE_SECONDS: Final = 120.0
 """A report that comes so much later than the job's end says nothing of the time before it."""
+USAGE_SECONDS: Final = 120.0
+"""Host memory that was read longer ago is not known any more."""
 HEAD: Final = "head"
 
 
@@ -38,6 +40,8 @@ class PodTrack:
     record: PodRecord
     ledger: PodLedger = field(default_factory=PodLedger)
     telemetry: Telemetry | None = None
+    usage: HostUsage | None = None
+    """Host memory as metrics.k8s.io said it last, where reports bring none."""
     history: deque[Point] = field(default_factory=deque)
     """Oldest first; spans `WINDOW_SECONDS`, or less while the sidecar is young."""
     steps: PodSteps = field(default_factory=PodSteps)
@@ -56,6 +60,17 @@ class PodTrack:
     def is_head(self) -> bool:
         """It is the head of a Ray cluster."""
         return self.record.labels.get(RAY_NODE_TYPE) == HEAD
+
+    def usage_at(self, now: float) -> HostUsage | None:
+        """Return the host memory from metrics.k8s.io; None where it is not known, or was for too long."""
+        usage = self.usage
+        return usage if usage is not None and now - usage.taken_at <= USAGE_SECONDS else None
+
+    def host_source(self, now: float) -> str | None:
+        """Return who tells the pod's host memory; None where nobody does."""
+        if self.telemetry is not None and self.telemetry.host_memory is not None:
+            return self.telemetry.host_memory
+        return "metrics.k8s.io" if self.usage_at(now) is not None else None
 
     def take(self, report: Report, received_at: float) -> None:
         """Keep the gauges of a report that was counted."""

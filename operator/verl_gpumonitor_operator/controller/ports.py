@@ -86,6 +86,10 @@ class PodRecord:
     """A deletion timestamp is set: its containers are being ended."""
     gpus_requested: int = 0
     """Sum over its containers of the resources that count as GPUs."""
+    gpu_containers: tuple[str, ...] = ()
+    """Names of the containers that ask for them."""
+    memory_limit_bytes: int | None = None
+    """Sum of the memory limits of these; None where one of them has none."""
     injected: str | None = None
     """Version of the injected sidecar by its annotation; None: the pod has no sidecar of ours."""
     skip_reason: str | None = None
@@ -107,6 +111,18 @@ class PodRecord:
     def live(self) -> bool:
         """May still run: neither succeeded nor failed. A pod that is being deleted is live until it is gone."""
         return self.phase not in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostUsage:
+    """Host memory of a pod's GPU containers as the kubelet measures it, where no report tells it."""
+
+    memory_used_bytes: int
+    """Working set."""
+    sampled_at: float
+    """When it was measured, by the node's clock; tells one sample from the next."""
+    taken_at: float
+    """When it was read, by ours; Unix seconds."""
 
 
 class PodDirectory(Protocol):

@@ -7,7 +7,7 @@ of the CRD, of which a test holds this module to be within.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import nsmallest
@@ -140,6 +140,8 @@ class Picture:
     gpu_notes: Mapping[str, str]
     """By UUID: why a GPU needs a look."""
     generation: int | None
+    host_memory: Collection[str] = ()
+    """Who tells the host memory of its pods."""
     message: str | None = None
     """What is missing, in a sentence."""
     stages: StageView = NOTHING_SEEN
@@ -295,6 +297,7 @@ def _quality(picture: Picture) -> Mapping[str, Any]:
         "diagnosis": picture.diagnosis,
         "source": source,
         "ownership": ", ".join(ownerships)[:64] or None,
+        "hostMemory": ", ".join(sorted(picture.host_memory))[:64] or None,
         "podsMonitored": sum(1 for pod in counted if pod.verdict.seen is Seen.MONITORED),
         "podsUnmonitored": sum(1 for pod in picture.pods if pod.verdict.seen is Seen.UNMONITORED),
         "message": message[:1024] if message else None,

@@ -14,13 +14,15 @@ from verl_gpumonitor.diagnosis.xids import LOST
 from verl_gpumonitor.model import figures
 from verl_gpumonitor.model.kubernetes import RAY_CLUSTER
 from verl_gpumonitor.model.report import GpuReport, Report, StageNow, StageQuality
-from verl_gpumonitor.model.vocabulary import GpuState, Ownership, Source, UnavailableReason
+from verl_gpumonitor.model.vocabulary import UNKNOWN, GpuState, Ownership, Source, UnavailableReason
 from verl_gpumonitor_operator.settings import Images
 
 from .injected import RESCUED, StandIn, cause_of, stand_in_of
 from .ports import ContainerPhase, PodRecord
 
 NO_STAGES: Final = StageQuality()
+HOST_SOURCES: Final = ("ray-agent", "marks")
+"""Who tells a sidecar the job's host memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +39,8 @@ class Telemetry:
     gpus: tuple[GpuReport, ...]
     gpus_visible: int | None
     final: bool
+    host_memory: str | None = None
+    """Who told the host memory of the job in this pod; None where nobody did."""
     stage: StageNow | None = None
     """The stage that runs in the pod."""
     other_stages: tuple[StageNow, ...] = ()
@@ -56,10 +60,18 @@ class Telemetry:
             gpus=tuple(replace(gpu, stages=[]) if gpu.stages else gpu for gpu in report.gpus),
             gpus_visible=report.gpus_visible,
             final=report.final,
+            host_memory=_who_told_memory(report),
             stage=report.stage,
             other_stages=tuple(report.other_stages),
             stage_quality=report.stage_quality,
         )
+
+
+def _who_told_memory(report: Report) -> str | None:
+    host = report.host
+    if host is None or host.memory_used_bytes is None:
+        return None
+    return host.source if host.source in HOST_SOURCES else UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -78,6 +78,7 @@ CONTROLLER: Final[Calls] = {
     "controller/namespaces.py reflector": {"Reflector": ("/namespaces",)},
     "controller/pod_images.py PodImages.patch_sidecar_image": {"strategic_patch": ("/pods",)},
     "controller/pods.py reflectors": {"Reflector": ("/pods",)},
+    "controller/podusage.py PodUsage._list": {"list_all": ("metrics.k8s.io/pods",)},
     "controller/reviews.py Reviews._status": {
         "post": ("authentication.k8s.io/tokenreviews", "authorization.k8s.io/selfsubjectaccessreviews")
     },

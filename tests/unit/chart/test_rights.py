@@ -21,6 +21,7 @@ CONTROLLER_EVERYWHERE = {
     "gpumonitor.dev/gpumonitors": READ + " create delete",
     "gpumonitor.dev/gpumonitors/status": "patch",
     "events.k8s.io/events": "get create patch",
+    "metrics.k8s.io/pods": "list",
     "authentication.k8s.io/tokenreviews": "create",
     "authorization.k8s.io/selfsubjectaccessreviews": "create",
     f"admissionregistration.k8s.io/mutatingwebhookconfigurations/{RELEASE}": "get patch",

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.unit.controller.builders import GPUS, owner_of, pod
+from tests.unit.controller.builders import GIB, GPUS, owner_of, pod
 from verl_gpumonitor_operator.controller.jobs import JobKind
 from verl_gpumonitor_operator.controller.pods import PodStore, decode
 from verl_gpumonitor_operator.controller.ports import ContainerPhase, ContainerState, PodRecord
@@ -79,7 +79,7 @@ def test_a_pod_is_read_in_whole() -> None:
     assert record.owner is not None
     assert (record.owner.kind, record.owner.uid) == ("RayCluster", "uid-c")
     assert record.labels == {"ray.io/cluster": "grpo-c", "ray.io/group": "gpu", "ray.io/node-type": "worker"}
-    assert record.gpus_requested == 4
+    assert (record.gpus_requested, record.gpu_containers, record.memory_limit_bytes) == (4, ("ray-worker",), None)
     assert record.created_at == 60.0
     assert (record.injected, record.skip_reason, record.deleting, record.live) == ("0.1.0", None, False, True)
     assert (record.images, record.sidecar_image) == (("user/verl:1", "fluent:1"), "gpumonitor/sidecar:1")
@@ -92,6 +92,33 @@ def test_a_pod_is_read_in_whole() -> None:
         last_exit_code=137,
     )
     assert record.main == ContainerState(phase=ContainerPhase.TERMINATED, reason="Error", message="died", exit_code=1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        pytest.param(["64Gi"], 64 * GIB, id="one container"),
+        pytest.param(["64Gi", "32Gi"], 96 * GIB, id="two"),
+        pytest.param(["64Gi", None], None, id="one of two has none"),
+        pytest.param([68719476736], 64 * GIB, id="a number"),
+        pytest.param(["much"], None, id="no quantity"),
+        pytest.param(["99999999E"], None, id="more than any host has"),
+        pytest.param([], None, id="no container with GPUs"),
+    ],
+)
+def test_the_memory_limit_is_that_of_the_containers_with_gpus(
+    limits: list[str | int | None], expected: int | None
+) -> None:
+    body = copy.deepcopy(BODY)
+    with_gpus = [
+        {"name": f"c{number}", "resources": {"limits": {"nvidia.com/gpu": 1, **({"memory": limit} if limit else {})}}}
+        for number, limit in enumerate(limits)
+    ]
+    sidecar = {"name": "istio", "resources": {"limits": {"memory": "1Gi"}}}
+    body["spec"]["containers"] = [sidecar, *with_gpus]
+    record = read(body)
+    assert record.memory_limit_bytes == expected
+    assert record.gpu_containers == tuple(one["name"] for one in with_gpus)
 
 
 def test_a_pod_that_is_merely_accepted_is_read() -> None:

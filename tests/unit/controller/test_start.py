@@ -26,7 +26,7 @@ class Parts:
         self.begun: list[str] = []
         self.listed = asyncio.Event()
         self.controller = object.__new__(Controller)
-        parts: dict[str, Any] = {name: self._part(name) for name in ("rescuer", "breaker", "supervisor")}
+        parts: dict[str, Any] = {name: self._part(name) for name in ("rescuer", "breaker", "supervisor", "usage")}
         parts["reconciler"] = SimpleNamespace(
             run=self._part("reconciler").run, restore=lambda: self.begun.append("restore"), listening=lambda: None
         )
@@ -90,6 +90,7 @@ async def test_what_was_before_is_restored_once_the_lists_are_there() -> None:
         "restore",
         "supervisor",
         "sweeper",
+        "usage",
     ]
     order = [parts.begun.index(name) for name in ("loaded", "restore", "reconciler")]
     assert order == sorted(order)

@@ -509,6 +509,7 @@ def test_every_field_of_the_schema_is_written_and_no_other() -> None:
             completed_at=NOW,
             gone_at=NOW,
             message="m",
+            host_memory={"marks"},
             launch=launch,
             findings=[warning],
             diagnosis={"gpus": 1, "steps": 1, "message": "m", "notJudged": [note]},
