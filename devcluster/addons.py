@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The GPUMonitor authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed into the running cluster: its name service, KubeRay, the training-operator, kwok."""
+"""What is installed into the running cluster: its name service, KubeRay, the training-operator, metrics-server."""
 
 import hashlib
 import json
@@ -83,6 +83,10 @@ def adapted_training(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
+def _metrics_server(layout: Layout) -> Documents:
+    return kube.manifest(layout, "metrics-server.yaml", image=images.METRICS_SERVER.reference)
+
+
 def _no_documents(_: Layout) -> Documents:
     return []
 
@@ -112,7 +116,15 @@ TRAINING_OPERATOR = Addon(
     objects=_training_objects,
     deployment=("kubeflow", "training-operator"),
 )
-OPTIONAL = (KUBERAY, TRAINING_OPERATOR)
+METRICS_SERVER = Addon(
+    name="metrics-server",
+    tool=build.METRICS_SERVER,
+    image=images.METRICS_SERVER,
+    definitions=_no_documents,
+    objects=_metrics_server,
+    deployment=("kube-system", "metrics-server"),
+)
+OPTIONAL = (KUBERAY, TRAINING_OPERATOR, METRICS_SERVER)
 """What `up --without` may leave out."""
 
 

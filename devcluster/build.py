@@ -92,6 +92,13 @@ TRAINING_OPERATOR = Tool(
     folders=(("manifests", "manifests"),),
     estimate_seconds=60,
 )
+METRICS_SERVER = Tool(
+    name="metrics-server",
+    title=f"metrics-server {versions.METRICS_SERVER}",
+    folder="tools/metrics-server",
+    programs={"metrics-server": "sigs.k8s.io/metrics-server/cmd/metrics-server"},
+    estimate_seconds=60,
+)
 NVIDIA_RUNTIME = Tool(
     name="nvidia-container-runtime",
     title="nvidia-container-runtime",
@@ -116,7 +123,7 @@ KWOK = Tool(
 
 ALWAYS = (KUBERNETES, ETCD, COREDNS, NVIDIA_RUNTIME, DEVICE_PLUGIN, HELM)
 """What every cluster needs; the rest belongs to its add-on."""
-ALL = (*ALWAYS, KUBERAY, TRAINING_OPERATOR, KWOK)
+ALL = (*ALWAYS, KUBERAY, TRAINING_OPERATOR, METRICS_SERVER, KWOK)
 
 
 def key(tool: Tool, *, package: Path) -> str:

@@ -180,7 +180,7 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     add("up", _up, "bring the cluster up, from whatever state").add_argument(
-        "--without", default="", metavar="NAMES", help="add-ons to leave out: kuberay,training-operator"
+        "--without", default="", metavar="NAMES", help="add-ons to leave out: kuberay,training-operator,metrics-server"
     )
     add("down", _down, "remove the cluster and what it put on the machine").add_argument(
         "--purge", action="store_true", help="remove the cache of built programs and images too"

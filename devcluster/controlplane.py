@@ -68,6 +68,13 @@ def api_server(layout: Layout) -> Spec:
         "authorization-mode": "Node,RBAC",
         "enable-admission-plugins": "NodeRestriction",
         "allow-privileged": "true",
+        "proxy-client-cert-file": secrets / f"{pki.FRONT_PROXY}.crt",
+        "proxy-client-key-file": secrets / f"{pki.FRONT_PROXY}.key",
+        "requestheader-client-ca-file": secrets / "ca.crt",
+        "requestheader-allowed-names": pki.FRONT_PROXY,
+        "requestheader-username-headers": "X-Remote-User",
+        "requestheader-group-headers": "X-Remote-Group",
+        "requestheader-extra-headers-prefix": "X-Remote-Extra-",
         "shutdown-delay-duration": "0s",
         "profiling": "false",
     }

@@ -176,6 +176,14 @@ TRAINING_OPERATOR = Recipe(
     inputs=_keyed_by(build.TRAINING_OPERATOR, "init-container.yaml"),
     bases={"BASE_IMAGE": BASE},
 )
+METRICS_SERVER = Recipe(
+    name="metrics-server",
+    tag=f"v{versions.METRICS_SERVER}",
+    estimate_seconds=10,
+    prepare=_copy_program(build.METRICS_SERVER),
+    inputs=_keyed_by(build.METRICS_SERVER),
+    bases={"BASE_IMAGE": BASE},
+)
 RAY_BASE = Recipe(
     name="ray-base",
     tag=versions.RAY,
@@ -193,7 +201,7 @@ RAY = Recipe(
     inputs=lambda layout: [_simgpu(layout).read_bytes() if _simgpu(layout).exists() else b""],
     bases={"BASE_IMAGE": RAY_BASE},
 )
-ALL = (PAUSE, BASE, BASE_BUILD, COREDNS, KUBERAY, TRAINING_OPERATOR, RAY_BASE, RAY)
+ALL = (PAUSE, BASE, BASE_BUILD, COREDNS, KUBERAY, TRAINING_OPERATOR, METRICS_SERVER, RAY_BASE, RAY)
 
 
 def key(layout: Layout, recipe: Recipe) -> str:

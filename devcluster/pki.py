@@ -13,6 +13,8 @@ from devcluster.command import run, write_aside
 from devcluster.layout import API_URL, KUBERNETES_SERVICE_IP, NODE_IP, NODE_NAME, Layout
 
 DAYS = 3650
+FRONT_PROXY = "front-proxy-client"
+"""As whom the API server passes requests on to APIs that others serve, such as metrics.k8s.io."""
 _CA_SUBJECT = "/CN=gpumonitor-devcluster-ca"
 
 
@@ -46,6 +48,7 @@ CERTIFICATES = (
         kubeconfig=True,
     ),
     Certificate(name="proxy", subject="/CN=system:kube-proxy", kubeconfig=True),
+    Certificate(name=FRONT_PROXY, subject=f"/CN={FRONT_PROXY}"),
 )
 
 

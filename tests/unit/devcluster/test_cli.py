@@ -40,7 +40,9 @@ def test_env_is_for_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        pytest.param(["up", "--without", "rays"], "The add-ons: kuberay, training-operator", id="unknown add-on"),
+        pytest.param(
+            ["up", "--without", "rays"], "The add-ons: kuberay, training-operator, metrics-server", id="unknown add-on"
+        ),
         pytest.param(["build", "kubernets"], "There are: kubernetes, etcd", id="unknown program"),
     ],
 )

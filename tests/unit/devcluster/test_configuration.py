@@ -46,6 +46,7 @@ def test_a_tools_key_follows_its_pinned_modules(tmp_path: Path) -> None:
         (build.HELM, f"helm.sh/helm/v4 v{versions.HELM}"),
         (build.KUBERAY, f"github.com/ray-project/kuberay/ray-operator v{versions.KUBERAY}"),
         (build.TRAINING_OPERATOR, f"github.com/kubeflow/training-operator v{versions.TRAINING_OPERATOR}"),
+        (build.METRICS_SERVER, f"sigs.k8s.io/metrics-server v{versions.METRICS_SERVER}"),
     ],
     ids=lambda value: value.name if isinstance(value, build.Tool) else "",
 )
