@@ -194,6 +194,16 @@ def test_a_short_stage_at_the_end_of_a_step_has_the_memory_that_stays(seconds: f
     assert [piece.peak_bytes for piece in pieces] == [90, 90]
 
 
+def test_what_a_stage_takes_on_most_gpus_of_a_pod_it_may_take_on_one() -> None:
+    unlucky = {**USUAL, "ref": stage(peak=0.25)}
+    made = history(("w", [[USUAL] * 3, [unlucky] * 3, [USUAL] * 3]))
+    took = {
+        gpu.uuid: straddled(gpu, frozenset({"other", "ref"}), 0.42 * TOTAL_BYTES, last="ref")
+        for gpu in made.gpus.values()
+    }
+    assert took == dict.fromkeys(made.gpus, "ref")
+
+
 def test_one_peak_put_down_wrongly_draws_no_others_after_it() -> None:
     wrong = {**USUAL, "ref": stage(peak=0.80)}
     gpu = history(("w", [[USUAL, USUAL, wrong]])).gpus["0-0"]

@@ -145,7 +145,7 @@ def straddled(gpu: GpuHistory, stages: frozenset[str], peak_bytes: float, *, las
         return None
     most = max(trained, key=lambda stage: trained[stage])
     # One peak that was put down wrongly must not draw the others of its kind after it.
-    alone = stages <= TRAINED or peak_bytes <= _usual(gpu, most, trained[most]) + USUAL_RISE * total
+    alone = stages <= TRAINED or peak_bytes <= _usual_of(gpu, most, trained[most]) + USUAL_RISE * total
     return most if alone and _below(highest, most, peak_bytes, total) else None
 
 
@@ -163,11 +163,20 @@ def _highest(gpu: GpuHistory, stage: str) -> float | None:
     return max([*known, (now.peak_bytes if now is not None else None) or 0.0])
 
 
-def _usual(gpu: GpuHistory, stage: str, highest: float) -> float:
-    """Return the median of a stage's last peaks."""
+def _usual_of(gpu: GpuHistory, stage: str, highest: float) -> float:
+    """Return what a stage usually takes on a GPU, or on most GPUs of its pod where that is more.
+
+    Where samples fall so that a GPU's peak of each step lies between two stages, its peers tell what it may be.
+    """
+    peers = sorted(usual for peer in gpu.pod.gpus.values() if (usual := _usual(peer, stage)) is not None)
+    return max(_usual(gpu, stage) or highest, peers[(len(peers) - 1) // 2] if peers else 0.0)
+
+
+def _usual(gpu: GpuHistory, stage: str) -> float | None:
+    """Return the median of a stage's last peaks; None where none is known."""
     past = gpu.past.get(stage)
     known = sorted(peak for peak in (past.peaks if past is not None else ())[-_USUAL_STEPS:] if peak is not None)
-    return known[len(known) // 2] if known else highest
+    return known[len(known) // 2] if known else None
 
 
 def _below(highest: Mapping[str, float | None], one: str, peak_bytes: float, total: float) -> bool:
