@@ -185,7 +185,7 @@ class PodUsage:
 
     def _next(self, failure: Exception | None) -> float:
         """Return the pause after a round, and say what is new: that it failed, or how."""
-        said = "" if failure is None else f"{type(failure).__name__}: {failure}"
+        said = "" if failure is None else f"{type(failure).__name__}: {failure}".strip()
         if said and said != self._said:
             level = logging.INFO if isinstance(failure, NotFoundError) else logging.WARNING
             logger.log(level, "no host memory from metrics.k8s.io", extra={"error": said})

@@ -13,6 +13,8 @@ import pytest
 
 from tests.unit.controller.builders import GIB, gpu, identity, job, owner_of, pod, report
 from tests.unit.controller.virtual import VirtualClock
+from verl_gpumonitor.diagnosis.coverage import coverage
+from verl_gpumonitor.diagnosis.history import History
 from verl_gpumonitor.model.report import HostReport
 from verl_gpumonitor_operator.controller.clinic import Clinic, Opinion
 from verl_gpumonitor_operator.controller.jobs import JobKind
@@ -94,6 +96,10 @@ class Job:
     @property
     def track(self) -> PodTrack:
         return next(self.workload.pods())
+
+    @property
+    def history(self) -> History:
+        return self.clinic._cases["uid-sft"].patient.history
 
     def report(self, at: float = NOW, **more: Any) -> None:
         self.sent += 1
@@ -276,10 +282,13 @@ async def test_a_pod_near_its_limit_is_a_host_memory_risk() -> None:
     assert "HostMemoryRisk" not in opinion.unknown
 
 
-async def test_a_pod_with_room_is_known_to_be_well() -> None:
-    opinion = await run(Job(), used="10Gi", seconds=300)
+@pytest.mark.parametrize("used", ["10Gi", ""])
+async def test_a_pod_with_room_is_known_to_be_well_and_one_that_nobody_tells_is_not(used: str) -> None:
+    one = Job()
+    opinion = await run(one, used=used, seconds=300)
     assert not opinion.open
-    assert "HostMemoryRisk" not in opinion.unknown
+    lacks = {lack.reason for lack in coverage(one.history).lacks}
+    assert ("HostMemoryRisk" in opinion.unknown, "HostMemoryRisk" in lacks) == (not used, not used)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +309,7 @@ async def test_reports_that_tell_it_win() -> None:
     await run(one, used="63Gi", seconds=45)
     opinion = await run(one, used="", seconds=300, told={"host": TOLD})
     assert not opinion.open
-    line = one.clinic._cases["uid-sft"].patient.history.pods["sft-0"].last_host
+    line = one.history.pods["sft-0"].last_host
     assert line is not None
     assert (line.memory_used_bytes, line.memory_limit_bytes) == (GIB, 2 * GIB)
 
@@ -309,7 +318,7 @@ async def test_what_lies_in_shm_takes_nothing_from_what_is_known() -> None:
     shm = HostReport(shm_used_bytes=5, shm_size_bytes=9)
     one = Job()
     await run(one, used="10Gi", seconds=75, told={"host": shm})
-    line = one.clinic._cases["uid-sft"].patient.history.pods["sft-0"].last_host
+    line = one.history.pods["sft-0"].last_host
     assert line is not None
     assert (line.memory_used_bytes, line.shm_used_bytes) == (10 * GIB, 5)
 
