@@ -92,6 +92,8 @@ class Reporter:
         self._unix_clock = unix_clock
         self._wake = threading.Condition()
         self._pace = pacing.begin(interval_seconds, now=clock(), chance=chance)
+        self._hurried = False
+        """Whether something that must not wait came after the report that is under way was made."""
         self._sequence = 0
         self._dropped = 0
         self._by_code: dict[str, int] = {}
@@ -120,6 +122,7 @@ class Reporter:
     def hurry(self) -> None:
         """Report soon, because something happened that must not wait; from any thread."""
         with self._wake:
+            self._hurried = True
             before = self._pace
             self._pace = pacing.urgent(before, now=self._clock())
             if self._pace is not before:
@@ -151,6 +154,8 @@ class Reporter:
 
     def turn(self, *, final: bool = False) -> None:
         """Make one attempt, and schedule the next."""
+        with self._wake:
+            self._hurried = False
         report = self._make(self._sequence + 1, self._dropped, final)
         if report is None:
             self._schedule(pacing.nothing_yet(self._pace, now=self._clock()))
@@ -223,7 +228,7 @@ class Reporter:
 
     def _schedule(self, pace: pacing.Pace) -> None:
         with self._wake:
-            self._pace = pace
+            self._pace = pacing.urgent(pace, now=self._clock()) if self._hurried else pace
 
     def _count(self, code: int | str) -> None:
         name = _code(code) if isinstance(code, int) else code

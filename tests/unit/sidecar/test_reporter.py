@@ -204,6 +204,21 @@ def test_hurry_brings_the_next_report_forward_but_ends_no_back_off() -> None:
     assert world.wait_seconds() == 30.5
 
 
+def test_what_happens_while_a_report_is_under_way_is_reported_soon_after_it() -> None:
+    world = World()
+
+    def slowly(report: Report) -> Response:
+        world.reporter.hurry()
+        return accepted(report)
+
+    world.respond = slowly
+    world.reporter.turn()
+    assert world.wait_seconds() == 5.0
+    world.respond = accepted
+    world.reporter.turn()
+    assert world.wait_seconds() == 15.0
+
+
 def test_flush_sends_a_final_report_from_the_reporters_thread() -> None:
     world = World()
     world.reporter.start()
