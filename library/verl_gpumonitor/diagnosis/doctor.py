@@ -17,7 +17,7 @@ from verl_gpumonitor.model.trace import Header, Record, XidLine
 from .explanations import explained_by
 from .history import History
 from .hysteresis import Alert, AlertPhase, advance
-from .rule import Cadence, Case, Rule
+from .rule import Cadence, Case, Rule, Unjudged
 from .rulebook import RULES
 from .thresholds import Thresholds
 
@@ -149,7 +149,11 @@ class Diagnosis:
         if verdict is None:
             return
         held: dict[str, Case] = {}
+        unjudged: set[str] = set()
         for case in verdict:
+            if isinstance(case, Unjudged):
+                unjudged.add(case.key)
+                continue
             causes = explained_by(case.finding, self._open_tracks(), self.history)
             for cause in causes:
                 cause.explains.add(rule.reason)
@@ -157,12 +161,13 @@ class Diagnosis:
                 held[case.key] = case
         # A dictionary keeps the order, where a set would give one that changes with the seed of the hash.
         for key in dict.fromkeys((*held, *(key[1] for key in own))):
-            self._advance(rule, key, held.get(key), t)
+            holds = None if key in unjudged else key in held
+            self._advance(rule, key, held.get(key), t, holds=holds)
 
     def _open_tracks(self) -> list[Track]:
         return [track for track in self._tracks.values() if track.alert.open and track.resolved is None]
 
-    def _advance(self, rule: Rule, key: str, case: Case | None, t: float) -> None:
+    def _advance(self, rule: Rule, key: str, case: Case | None, t: float, *, holds: bool | None) -> None:
         track = self._tracks.get((rule.reason, key))
         if track is None:
             if case is None:
@@ -173,7 +178,7 @@ class Diagnosis:
         hold = rule.hold(self._thresholds)
         if case is not None and case.since is not None and not before.open:
             before = Alert(phase=AlertPhase.PENDING, since=case.since, seen=before.seen)
-        track.alert = advance(before, t=t, holds=case is not None, hold=hold)
+        track.alert = advance(before, t=t, holds=holds, hold=hold)
         if case is not None:
             self._seen(track, case, t)
         elif track.alert.phase is AlertPhase.CLEAR:

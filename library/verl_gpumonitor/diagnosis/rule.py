@@ -35,6 +35,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """When it began, where the rule knows; the time for which it must hold counts from then."""
 
 
+class Unjudged(msgspec.Struct, frozen=True):
+    """A problem that cannot be judged now, for what it rests on is not known any more. Open, it stays so a while."""
+
+    key: str
+
+
 class Cadence(StrEnum):
     """When a rule has to look again."""
 
@@ -47,8 +53,8 @@ class Cadence(StrEnum):
 
 Open = Mapping[str, str | None]
 """Problems of a reason that are open now: key -> the stage they name."""
-Verdict = Sequence[Case] | None
-"""What holds now; None: it cannot be judged, and what is open stays so."""
+Verdict = Sequence[Case | Unjudged] | None
+"""What holds now; None: nothing can be judged, and what is open stays so."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,4 +65,4 @@ def take(gpu: GpuHistory, steps: Steps) -> None:
 
 def held(rule: Rule, made: History) -> list[Case]:
     """Return what a rule sees hold."""
-    return [*(rule.judge(made, Thresholds(), {}) or ())]
+    return [case for case in rule.judge(made, Thresholds(), {}) or () if isinstance(case, Case)]

@@ -82,3 +82,24 @@ def test_what_goes_up_and_down_in_each_step_is_judged_by_whole_steps(rise: float
     cases = _found(_steps(rise), None)
     assert bool(cases) is found
     assert all("uses up to 6" in case.message for case in cases)
+
+
+@pytest.mark.parametrize(
+    ("later", "until"),
+    [
+        pytest.param(LIMIT * 97 // 100, 900, id="it comes again, and nothing is better"),
+        pytest.param(LIMIT // 2, 560, id="it comes again, and there is room: a minute later it is over"),
+        pytest.param(None, 590, id="it does not come: nothing is said after five minutes"),
+    ],
+)
+def test_what_is_not_known_any_more_is_not_over_at_once(later: int | None, until: int) -> None:
+    diagnosis = Diagnosis(Header(format=TRACE_FORMAT, pods=[TracePod(name="w")]))
+    still_open = []
+    for t in range(0, 900, 10):
+        used = LIMIT * 97 // 100 if t < 300 else None if t < 500 else later
+        diagnosis.feed(
+            HostLine(t=float(t), pod="w", memory_used_bytes=used, memory_limit_bytes=LIMIT, shm_used_bytes=0)
+        )
+        still_open.append(bool(diagnosis.open))
+    opened = still_open.index(True)
+    assert still_open[opened:] == [t < until for t in range(10 * opened, 900, 10)]

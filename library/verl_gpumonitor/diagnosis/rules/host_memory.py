@@ -17,7 +17,7 @@ from typing import Final
 
 from verl_gpumonitor.diagnosis.history import History, PodHistory
 from verl_gpumonitor.diagnosis.minutes import BUCKET_SECONDS
-from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Verdict, duration, finding, fit
+from verl_gpumonitor.diagnosis.rule import Case, Open, Rule, Unjudged, Verdict, duration, finding, fit
 from verl_gpumonitor.diagnosis.thresholds import HostMemory, Thresholds
 from verl_gpumonitor.model.figures import gib, percent
 from verl_gpumonitor.model.findings import Evidence
@@ -37,11 +37,15 @@ _STEPS: Final = 6
 
 def host_memory(history: History, thresholds: Thresholds, open_now: Open) -> Verdict:
     """Report each pod whose host memory is at risk, or was exceeded."""
-    cases = []
+    cases: list[Case | Unjudged] = []
     for pod in history.pods.values():
         if any(line.reason == "OOMKilled" and line.container != OWN_CONTAINER for line in pod.ends):
             cases.append(_killed(pod))
-        elif not history.over and not pod.ended:
+        elif history.over or pod.ended:
+            continue
+        elif pod.last_host is not None and pod.last_host.memory_used_bytes is None:
+            cases.append(Unjudged(pod.name))
+        else:
             case = _at_risk(history, pod, thresholds.host_memory, is_open=pod.name in open_now)
             cases += [case] if case is not None else []
     return cases
