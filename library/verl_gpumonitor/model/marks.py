@@ -20,6 +20,7 @@ MAX_MARK_BYTES: Final = 1024
 MAX_OPEN: Final = 16
 """Spans that one process has open at a time; whatever is nested deeper is not marked."""
 MAX_MARK_GPUS: Final = 16
+MAX_COUNT: Final = 2**53
 STEP: Final = "step"
 """The stage word that is none: a span of it is one training step, and a point of it says that a step ended."""
 EVERY_NODE: Final = "*"
@@ -30,7 +31,7 @@ Word = Annotated[str, Meta(min_length=1, max_length=64)]
 Uuid = Annotated[str, Meta(min_length=1, max_length=96)]
 Bytes = Annotated[int, Meta(ge=0, le=2**50)]
 UnixSeconds = Annotated[float, Meta(ge=0.0, le=1e11)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 
 
 class MarkState(StrEnum):

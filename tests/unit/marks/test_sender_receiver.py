@@ -90,6 +90,23 @@ def test_odd_labels_never_raise(receiver: MarkReceiver, stage: str) -> None:
     sender.close()
 
 
+def test_marks_that_were_not_sent_use_nothing_up(receiver: MarkReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that refuses for a time: whatever begins and ends then does not count as open afterwards."""
+    sender = sender_to(receiver)
+    sender.point("here")
+    this = sender._this_process()
+    with monkeypatch.context() as refusing:
+        refusing.setattr(type(this), "send", lambda *_: (_ for _ in ()).throw(OSError))
+        for _ in range(20):
+            sender.end(sender.begin("lost"))
+        late = sender.begin("gen")
+    assert list(this.open) == [late]
+    sender.end(late)
+    [over] = receiver.word(time.time()).intervals
+    assert (over.stage, over.end is not None) == ("gen", True)
+    sender.close()
+
+
 def test_deep_nesting_is_cut_off(receiver: MarkReceiver) -> None:
     sender = sender_to(receiver)
     begun = [sender.begin(f"level_{n}") for n in range(20)]

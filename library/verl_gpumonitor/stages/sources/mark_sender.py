@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from verl_gpumonitor.model.marks import MAX_MARK_GPUS, MAX_OPEN, STEP, Mark, MarkScope, MarkState, encode
+from verl_gpumonitor.model.marks import MAX_COUNT, MAX_MARK_GPUS, MAX_OPEN, STEP, Mark, MarkScope, MarkState, encode
 from verl_gpumonitor.model.wiring import MARKS_PORT
 
 ENV_MARKS_PORT: Final = "GPUMONITOR_MARKS_PORT"
@@ -63,6 +63,30 @@ def _named_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     named = environ.get("NVIDIA_VISIBLE_DEVICES", "").split(",")
     uuids = [uuid.strip() for uuid in named if uuid.strip().startswith(("GPU-", "MIG-"))]
     return tuple(uuid for uuid in uuids if len(uuid) == _UUID_LENGTH)[:MAX_MARK_GPUS]
+
+
+def plain_word(value: object) -> str:
+    """Return the name of a stage or role, of whatever type, as text that can be printed, in a line and by the sidecar.
+
+    None is empty. Never raises.
+    """
+    if isinstance(value, str):
+        text = str.__str__(value)  # an enum's word, not the name that Python shows of it
+    else:
+        try:
+            text = "" if value is None else value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+        except Exception:  # noqa: BLE001 - a __str__ of the program's own
+            text = type(value).__name__
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in text.strip())
+
+
+def plain_step(value: object) -> int | None:
+    """Return a step's number, NumPy's or a tensor's too, as an int from 0; None where it is none. Never raises."""
+    try:
+        number = int(value)  # type: ignore[call-overload]  # whatever converts itself
+        return number if 0 <= number <= MAX_COUNT and bool(number == value) else None
+    except Exception:  # noqa: BLE001 - None, a word, NaN, a tensor of many
+        return None
 
 
 class _Self:
@@ -123,12 +147,14 @@ class MarkSender:
     def begin(self, stage: str, *, role: str = "", step: int | None = None) -> int:
         """Mark that a stage begins. Return what `end` wants; 0 where nothing was marked."""
         try:
+            stage, role, step = plain_word(stage), plain_word(role), plain_step(step)
             this = self._this_process()
             if len(this.open) >= MAX_OPEN:
                 return 0
             span, now = next(this.numbers), self._clock()
             this.open[span] = (stage, role, now, step)
-            this.send(_mark(this, MarkState.BEGIN, stage, now, span=span, role=role, step=step))
+            with suppress(OSError):  # the end repeats it; a span that nobody ends would be open for ever
+                this.send(_mark(this, MarkState.BEGIN, stage, now, span=span, role=role, step=step))
         except Exception:  # noqa: BLE001 - whatever is wrong here, the training goes on
             return 0
         return span
@@ -156,7 +182,7 @@ class MarkSender:
         """Mark a moment. With the label `step`, and its number: a step ended. Memory: of the process's container."""
         try:
             this = self._this_process()
-            mark = _mark(this, MarkState.POINT, label, self._clock(), step=step)
+            mark = _mark(this, MarkState.POINT, plain_word(label), self._clock(), step=plain_step(step))
             if memory_used_bytes is not None:
                 mark = msgspec.structs.replace(
                     mark, memory_used_bytes=memory_used_bytes, memory_limit_bytes=memory_limit_bytes
