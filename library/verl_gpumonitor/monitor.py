@@ -15,6 +15,8 @@ driver that hangs. In a pod with our sidecar its marks go there by themselves.
 
 import atexit
 import errno
+import fcntl
+import itertools
 import logging
 import os
 import sys
@@ -22,7 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +35,7 @@ from .model.samples import GpuSample
 from .model.vocabulary import GpuState, UnavailableReason
 from .reading.machine import MachineReader, MachineSample
 from .reading.reader import Reader, Reading, without_gauges
-from .stages.sources.mark_sender import MarkSender
+from .stages.sources.mark_sender import MarkSender, plain_step, plain_word
 
 LIMIT_SECONDS: Final = 1.0
 """Longest wait for a reading of the GPUs."""
@@ -130,8 +132,9 @@ class ResourceMonitor:
         self._gpus = _Gpus()
         self._history: deque[ResourceSample] = deque(maxlen=self._history_size)
         self._running: dict[int, tuple[str, str, int | None]] = {}
-        self._runs = 0
-        self._lock = threading.Lock()
+        self._runs = itertools.count()
+        # Reentrant: a signal's handler may stop what its own thread is starting.
+        self._lock = threading.RLock()
         self._stopping: threading.Event | None = None
         self._thread: threading.Thread | None = None
 
@@ -158,7 +161,7 @@ class ResourceMonitor:
 
     def log(self, stage: str) -> ResourceSample:
         """Take a sample, label it (`after_rollout`, `epoch_3`, …), and write one line of it to the log."""
-        sample = self._collect(stage)
+        sample = self._collect(plain_word(stage))
         _say(logging.INFO, describe(sample))
         return sample
 
@@ -170,8 +173,8 @@ class ResourceMonitor:
         with its number is one training step.
         """
         self._here()
-        running, self._runs = self._running, self._runs + 1
-        run = self._runs
+        stage, role, step = plain_word(stage), plain_word(role), plain_step(step)
+        running, run = self._running, next(self._runs)
         running[run] = (stage, role, step)
         span = self._sender.begin(stage, role=role, step=step) if self._sender else 0
         try:
@@ -294,7 +297,10 @@ class _Gpus:
 
     def read(self, limit_seconds: float) -> tuple[tuple[GpuSample, ...], str | None]:
         """Return the GPUs, and why there are none. Those of a driver that hangs come without values."""
-        with self._lock:
+        # Not for ever: a signal's handler waits here for the thread that it interrupted.
+        if not self._lock.acquire(timeout=limit_seconds):
+            return self._unanswered()
+        try:
             thread = self._thread
             if thread is None or not thread.is_alive():
                 thread = threading.Thread(target=self._pass, name="gpumon-read", daemon=True)
@@ -303,13 +309,18 @@ class _Gpus:
                 except RuntimeError as error:
                     return (), f"no thread to read it: {error}"
                 self._thread, self._since = thread, time.monotonic()
+        finally:
+            self._lock.release()
         # Whoever comes while a reading runs shares it; if it hangs, only the first wait is for its whole limit.
         thread.join(max(0.0, self._since + limit_seconds - time.monotonic()))
         reading = self._reading
         if thread.is_alive():
-            hung = tuple(without_gauges(gpu, GpuState.NOT_RESPONDING, _HUNG) for gpu in reading.gpus)
-            return hung, "the NVIDIA driver does not answer"
+            return self._unanswered()
         return reading.gpus, self._crash or _why(reading)
+
+    def _unanswered(self) -> tuple[tuple[GpuSample, ...], str]:
+        hung = tuple(without_gauges(gpu, GpuState.NOT_RESPONDING, _HUNG) for gpu in self._reading.gpus)
+        return hung, "the NVIDIA driver does not answer"
 
     def _pass(self) -> None:
         try:
@@ -354,7 +365,7 @@ class _Sink:
     def __init__(self, path: Path) -> None:
         if path.suffix not in (".csv", ".jsonl"):
             raise ValueError(f"{path}: a .csv or .jsonl file can be written")
-        self._path = path
+        self._path = path.absolute()  # the program may go to another folder, as Hydra's jobs do
         self._failed = False
 
     def write(self, sample: ResourceSample) -> None:
@@ -374,6 +385,11 @@ class _Sink:
             csv = self._path.suffix == ".csv"
             text = _csv(sample) if csv else msgspec.json.encode(sample).decode() + "\n"
             size = os.fstat(descriptor).st_size
+            if size == 0 and csv:
+                # Ranks begin together: one of them writes the head, before anybody's first line.
+                with suppress(OSError):  # a file system without locks
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+                size = os.fstat(descriptor).st_size
             if size == 0:
                 text = ",".join(self.COLUMNS) + "\n" + text if csv else text
             elif os.pread(descriptor, 1, size - 1) != b"\n":

@@ -3,6 +3,7 @@
 """ResourceMonitor without a GPU: labels, history, files, threads, forks. Real GPUs' part is in the contract tests."""
 
 import csv
+import fcntl
 import logging
 import os
 import pickle
@@ -11,7 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -113,11 +116,81 @@ def test_a_line_is_seen_under_verls_logging(receiver: MarkReceiver) -> None:
         assert "[epoch_3] | CPU" in done.stderr
 
 
-@pytest.mark.parametrize("label", ["start", "epoch_3", "", 'a,b\n"c"', "é" * 300])
+@pytest.mark.parametrize("label", ["start", "epoch_3", "", 'a,b "c"', "é" * 300])
 def test_any_label_will_do(monitor: ResourceMonitor, label: str, caplog: pytest.LogCaptureFixture) -> None:
     with monitor.stage(label):
         assert monitor.log(label).stage == label
     assert all("\n" not in record.getMessage() for record in caplog.records)
+
+
+class Word(str, Enum):  # noqa: UP042 - as programs for Python 3.10 have them
+    GEN = "gen"
+
+
+class Number:
+    """A number as NumPy and torch have them: it converts itself, and JSON knows nothing of it."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return self.value == other
+
+    __hash__ = None  # type: ignore[assignment]  # as arrays
+
+
+@pytest.mark.parametrize(
+    ("stage", "named"),
+    [
+        pytest.param(Word.GEN, "gen", id="an enum is its word"),
+        pytest.param(b"gen", "gen", id="bytes"),
+        pytest.param(5, "5", id="a number"),
+        pytest.param(None, "", id="None is no name"),
+        pytest.param('a,b\n"c"\n', 'a,b?"c"', id="several lines"),
+        pytest.param("\ud800", "?", id="half a pair"),
+    ],
+)
+def test_any_name_reaches_log_file_and_sidecar(
+    receiver: MarkReceiver, reader: FakeReader, tmp_path: Path, stage: Any, named: str
+) -> None:
+    monitor = ResourceMonitor(path=tmp_path / "log.jsonl")
+    monitor._gpus = _Gpus(lambda: reader)
+    with monitor.stage(stage, role=stage):
+        inside = monitor.collect()
+    assert (inside.stage, inside.role) == (named, named)
+    assert monitor.log(stage).as_dict()["stage"] == named
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 2
+    assert [i.stage for i in receiver.word(time.time()).intervals] == [named or "other"]
+
+
+@pytest.mark.parametrize(
+    ("step", "number"),
+    [
+        pytest.param(Number(3), 3, id="a number of NumPy or torch"),
+        pytest.param(3.0, 3, id="a whole float"),
+        pytest.param(True, 1, id="a bool"),
+        pytest.param(3.5, None, id="a fraction"),
+        pytest.param(float("nan"), None, id="not a number"),
+        pytest.param(-1, None, id="below zero"),
+        pytest.param(2**70, None, id="beyond what JSON's readers know"),
+        pytest.param("3", None, id="a word"),
+        pytest.param([3], None, id="a list"),
+    ],
+)
+def test_any_step_leaves_its_stage_intact(
+    receiver: MarkReceiver, reader: FakeReader, tmp_path: Path, step: Any, number: int | None
+) -> None:
+    monitor = ResourceMonitor(path=tmp_path / "log.jsonl")
+    monitor._gpus = _Gpus(lambda: reader)
+    with monitor.stage("gen", step=step):
+        plain = monitor.collect().as_dict()
+    assert plain["step"] == number
+    assert type(plain["step"]) is type(number)
+    assert (tmp_path / "log.jsonl").read_text()
+    assert [(i.stage, i.step) for i in receiver.word(time.time()).intervals] == [("gen", number)]
 
 
 def test_samples_carry_the_innermost_stage(monitor: ResourceMonitor) -> None:
@@ -277,6 +350,43 @@ def test_jsonl_comes_back_as_it_was(tmp_path: Path, reader: FakeReader) -> None:
     samples = [written.collect(), written.log("x")]
     found = [msgspec.json.decode(line, type=ResourceSample) for line in path.read_bytes().splitlines()]
     assert found == samples
+
+
+def test_ranks_that_begin_together_write_one_head(reader: FakeReader, tmp_path: Path) -> None:
+    """One of them has made the file, and is about to write the head, when another comes with its first sample."""
+    late = ResourceMonitor(marks=False, path=tmp_path / "log.csv")
+    late._gpus = _Gpus(lambda: reader)
+    thread = threading.Thread(target=late.collect)
+    with (tmp_path / "log.csv").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        thread.start()
+        thread.join(0.3)
+        file.write("the head\n")
+    thread.join(10)
+    head, line = (tmp_path / "log.csv").read_text().splitlines()
+    assert head == "the head"
+    assert "GPU-a" in line
+
+
+def test_a_file_stays_where_it_was_named(reader: FakeReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra and many programs change their folder after they began."""
+    monkeypatch.chdir(tmp_path)
+    monitor = ResourceMonitor(marks=False, path="log.csv")
+    monitor._gpus = _Gpus(lambda: reader)
+    monitor.collect()
+    (tmp_path / "outputs").mkdir()
+    monkeypatch.chdir(tmp_path / "outputs")
+    monitor.collect()
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 3
+
+
+def test_a_signals_handler_may_take_a_sample(monitor: ResourceMonitor) -> None:
+    """It may have interrupted its own thread wherever that holds a lock; the second of patience bounds it."""
+    begin = time.monotonic()
+    with monitor._gpus._lock, monitor._lock:
+        assert monitor.log("SIGTERM").stage == "SIGTERM"
+        monitor.stop()
+    assert time.monotonic() - begin < 10
 
 
 @pytest.mark.parametrize("ending", [".csv", ".jsonl"])
