@@ -70,8 +70,8 @@ RANK_STAGES: Final[Mapping[str, tuple[str, str]]] = {
 TRAIN_BATCH: Final = "train_batch"
 """A state that is part of `actor_update`; else the critic's, or, in a process without Ray, a step of SFT."""
 
-_MARK: Final = "_gpumonitor_span"
-"""Attribute of a Timer that runs."""
+_MARK: Final = "_gpumonitor_marks"
+"""Attribute of a function of ours."""
 
 
 class _Driver:
@@ -104,6 +104,8 @@ class _Driver:
 
 _driver = _Driver()
 _ranks = MarkSender(scope=MarkScope.PART)
+_timers: dict[int, tuple[MarkSender, int]] = {}
+"""Span of each timer that runs, by its id: in the timer itself it would be pickled and copied with it."""
 _inside: set[str] = set()
 """Stages of this rank that run. A rank does one thing after another."""
 
@@ -176,12 +178,12 @@ def _touch_timer(module: ModuleType) -> None:
 def _timer_started(timer: Any) -> None:
     with suppress(Exception):  # never the training's trouble
         if isinstance(timer.name, str) and (begun := _driver.begin(timer.name)) is not None:
-            timer.__dict__[_MARK] = begun
+            _timers[id(timer)] = begun
 
 
 def _timer_stopped(timer: Any) -> None:
     with suppress(Exception):
-        begun = timer.__dict__.pop(_MARK, None)
+        begun = _timers.pop(id(timer), None)
         if begun is not None:
             sender, span = begun
             sender.end(span)
@@ -222,12 +224,14 @@ def _step_logged(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
 
 def _touch_profile(module: ModuleType) -> None:
     profiler = module.DistProfiler
-    annotate = profiler.annotate
+    # A static method in some versions, one of the class in others: it stays what it was.
+    method = inspect.getattr_static(profiler, "annotate")
+    annotate = method.__func__
     if hasattr(annotate, _MARK):
         return
 
     @functools.wraps(annotate)
-    def marking_annotate(_cls: type, *args: Any, **kwargs: Any) -> Any:
+    def marking_annotate(*args: Any, **kwargs: Any) -> Any:
         decorate = annotate(*args, **kwargs)
 
         @functools.wraps(decorate)
@@ -237,7 +241,7 @@ def _touch_profile(module: ModuleType) -> None:
         return decorator
 
     setattr(marking_annotate, _MARK, True)
-    profiler.annotate = classmethod(marking_annotate)
+    profiler.annotate = type(method)(marking_annotate)
 
 
 def _marked(decorated: Any, function: Any, state: object) -> Any:

@@ -193,6 +193,45 @@ def test_methods_look_as_they_did(run: Run) -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", ["classmethod", "staticmethod"])
+def test_the_profilers_annotation_stays_what_it_was(run: Run, tmp_path: Path, kind: str) -> None:
+    first = "cls, " if kind == "classmethod" else ""
+    (tmp_path / "verl/utils/profiler/profile.py").write_text(
+        f"class DistProfiler:\n    @{kind}\n    def annotate({first}message=None, **outer):\n"
+        f"        print({'cls.__name__' if first else '0'}, message, outer)\n        return lambda function: function\n"
+    )
+    printed = run(
+        """
+        import inspect
+        from verl.utils.profiler.profile import DistProfiler
+        class Mine(DistProfiler): pass
+        print(inspect.signature(DistProfiler.annotate), type(inspect.getattr_static(DistProfiler, "annotate")).__name__)
+        Mine.annotate("a", role="actor_update")(len)
+        """,
+        **EXTERNAL,
+        **WORKER,
+    )
+    name = "Mine" if kind == "classmethod" else "0"
+    assert printed.splitlines() == [f"(message=None, **outer) {kind}", f"{name} a {{'role': 'actor_update'}}"]
+
+
+def test_a_timer_that_runs_can_be_copied(run: Run) -> None:
+    """Whoever pickles or copies an object that holds one: nothing of ours, such as a socket, hangs on it."""
+    printed = run(
+        """
+        import copy, pickle
+        import verl_gpumonitor.plugin
+        from codetiming import Timer
+        timer = Timer(name="step", logger=None)
+        timer.start()
+        copies = copy.deepcopy(timer), pickle.loads(pickle.dumps(timer))
+        print([name for name in vars(timer) if "gpumonitor" in name], [copied.stop() > 0 for copied in copies])
+        timer.stop()
+        """
+    )
+    assert printed == "[] [True, True]"
+
+
 def test_a_rank_of_sft_marks_its_training_steps(run: Run, receiver: MarkReceiver) -> None:
     run("from verl.workers import Worker; Worker().train_batch(1)", **EXTERNAL, RANK="1", LOCAL_RANK="1")
     intervals = [interval for word in receiver.words(time.time()) for interval in word.intervals]
