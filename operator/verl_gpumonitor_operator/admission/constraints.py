@@ -9,10 +9,11 @@ Every function returns None where nothing stands against it, else a sentence for
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from verl_gpumonitor_operator.quantities import UNIT, Amounts, plus, shown
+
 from . import pods
 from .facts import LimitRangeItem, Node, Quota, RuntimeClass, Scope
 from .pods import Json, QosClass
-from .quantities import UNIT, Amounts, plus, shown
 
 Container = dict[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from .quantities import Amounts
+from verl_gpumonitor_operator.quantities import Amounts
 
 
 class Version(NamedTuple):

@@ -13,11 +13,12 @@ from typing import Any, Final
 import msgspec
 
 from verl_gpumonitor.model import wiring
+from verl_gpumonitor_operator import quantities
+from verl_gpumonitor_operator.quantities import Amounts
 
-from . import pods, quantities
+from . import pods
 from .facts import GpuLayout, LimitRangeItem, Namespace, Quota, RuntimeClass, Scope
 from .pods import Json
-from .quantities import Amounts
 
 
 class _Object(msgspec.Struct, frozen=True, rename="camel"):

@@ -13,9 +13,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from verl_gpumonitor.model.kubernetes import JOB_NAME, RAY_NODE, RAY_NODE_TYPE
-
-from . import quantities
-from .quantities import UNIT, Amount, Amounts
+from verl_gpumonitor_operator import quantities
+from verl_gpumonitor_operator.quantities import UNIT, Amount, Amounts
 
 Json = Mapping[str, Any]
 

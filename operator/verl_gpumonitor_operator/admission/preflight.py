@@ -17,15 +17,16 @@ from urllib.parse import quote
 import msgspec
 
 from verl_gpumonitor.model.kubernetes import RAY_CLUSTER
+from verl_gpumonitor_operator import quantities
 from verl_gpumonitor_operator.certificates import CA_BUNDLE
+from verl_gpumonitor_operator.quantities import UNIT, Amounts
 from verl_gpumonitor_operator.settings import Settings
 
-from . import attendance, facts, mutation, objects, pods, presence, quantities
+from . import attendance, facts, mutation, objects, pods, presence
 from .attendance import Attendance
 from .facts import Cluster, GpuLayout, Namespace, Node, RuntimeClass, Version
 from .kubeapi import ApiError, KubeApi
 from .pods import Json, QosClass
-from .quantities import UNIT, Amounts
 from .refusals import PodKind, There
 from .sharing import SharedReads
 

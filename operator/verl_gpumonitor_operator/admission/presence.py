@@ -8,11 +8,11 @@ another QoS class, and resources that kept the first one may break the second.
 
 from verl_gpumonitor.model import wiring
 from verl_gpumonitor_operator import settings as operator_settings
+from verl_gpumonitor_operator.quantities import Amounts
 
 from . import jsonpatch, pods, sidecar
 from .jsonpatch import Operation, pointer
 from .pods import Json
-from .quantities import Amounts
 from .sidecar import Resources
 
 

@@ -23,10 +23,10 @@ from verl_gpumonitor.model.kubernetes import (
     REPLICA_TYPE,
     unix_seconds,
 )
-from verl_gpumonitor_operator.admission.quantities import UNIT, parse
 from verl_gpumonitor_operator.command import COMMAND
 from verl_gpumonitor_operator.kube.client import KubeClient
 from verl_gpumonitor_operator.kube.reflector import Decoded, Reflector
+from verl_gpumonitor_operator.quantities import UNIT, parse
 
 from .jobs import GpuResources
 from .ports import ContainerPhase, ContainerState, Owner, PodObserver, PodRecord

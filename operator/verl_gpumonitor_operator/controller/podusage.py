@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from verl_gpumonitor.model.kubernetes import JOB_NAME, RAY_CLUSTER, unix_seconds
-from verl_gpumonitor_operator.admission.quantities import UNIT, parse
 from verl_gpumonitor_operator.kube.client import KubeClient, object_path
 from verl_gpumonitor_operator.kube.errors import ForbiddenError, KubeError, NotFoundError
 from verl_gpumonitor_operator.kube.reflector import UNREADABLE, list_all
+from verl_gpumonitor_operator.quantities import UNIT, parse
 
 from .podtrack import USAGE_SECONDS, PodTrack
 from .ports import HostUsage, PodRecord

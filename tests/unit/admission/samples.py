@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from verl_gpumonitor_operator.admission import quantities
+from verl_gpumonitor_operator import quantities
 from verl_gpumonitor_operator.admission.facts import Cluster, LimitRangeItem, Namespace, Node, Quota, Version
 from verl_gpumonitor_operator.settings import Images, Injection, Settings
 

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_gpumonitor.model import wiring
-from verl_gpumonitor_operator.admission import facts, jsonpatch, objects, pods, quantities, review, sidecar
+from verl_gpumonitor_operator import quantities
+from verl_gpumonitor_operator.admission import facts, jsonpatch, objects, pods, review, sidecar
 from verl_gpumonitor_operator.admission.jsonpatch import Operation, PatchError, pointer
 from verl_gpumonitor_operator.admission.mutation import Patch, Skip, SkipReason, mutate
 from verl_gpumonitor_operator.admission.preflight import BreakerState
