@@ -6,7 +6,8 @@ Other packages add subcommands by an entry point of the group `gpumon.commands`:
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -53,35 +54,47 @@ class _Named(click.ClickException):
         click.echo(f"gpumon: {self.message}", file=where)
 
 
+@contextmanager
+def _told() -> Iterator[None]:
+    """Have errors told in a line as ours."""
+    try:
+        yield
+    except (BrokenPipeError, click.exceptions.NoArgsIsHelpError):
+        raise  # A pipe that is closed is click's, and so is the help itself.
+    except click.ClickException as error:
+        raise _Named(error) from error
+    except OSError as error:
+        raise _unwritten(error) from error
+
+
+def _unwritten(error: OSError) -> _Named:
+    return _Named(click.ClickException(f"{error.filename or 'standard output'}: {error.strerror or error}"))
+
+
 class LazyGroup(click.Group):
     """Knows its commands by name, and imports one when it is wanted."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run a command, whatever its standard output is."""
         output.prepare()
-        return super().main(*args, **kwargs)
+        try:
+            return super().main(*args, **kwargs)
+        except SystemExit as end:
+            error = output.settle()
+            if error is None or end.code or isinstance(error, BrokenPipeError):
+                raise
+            _unwritten(error).show()
+            raise SystemExit(1) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; where its output cannot be written, say so in a line. A pipe that is closed is click's."""
-        try:
+        with _told():
             return super().invoke(ctx)
-        except BrokenPipeError:
-            raise
-        except click.ClickException as error:
-            raise _Named(error) from error
-        except OSError as error:
-            output.give_up()
-            said = click.ClickException(f"{error.filename or 'standard output'}: {error.strerror or error}")
-            raise _Named(said) from error
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Read our own options."""
-        try:
+        with _told():
             return super().make_context(*args, **kwargs)
-        except click.exceptions.NoArgsIsHelpError:
-            raise  # The help itself.
-        except click.ClickException as error:
-            raise _Named(error) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return all names, sorted."""

@@ -42,8 +42,16 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
     return "".join(_PLAIN.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
 
 
-def give_up() -> None:
-    """Write nothing more: what could not be written would fail again when the interpreter ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
+def settle() -> OSError | None:
+    """Write out what waits, at the end. Return why that fails; then nothing of it is left to fail a second time.
+
+    Left to the interpreter, such an end has a message and an exit code of its own.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+        return error
+    return None

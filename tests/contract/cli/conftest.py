@@ -29,6 +29,8 @@ class Host:
     def __init__(self, *, library: Path, file: simgpu.StateFile) -> None:
         self.file = file
         self._environment = {**os.environ, "FAKENVML_STATE": str(file.path), "LD_LIBRARY_PATH": str(library)}
+        # Machines for tests set it, and people do not: with them output waits in a buffer, and may fail at the end.
+        self._environment.pop("PYTHONUNBUFFERED", None)
 
     def popen(self, *arguments: str) -> subprocess.Popen[str]:
         """A command of ours in the background."""

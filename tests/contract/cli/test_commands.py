@@ -126,6 +126,9 @@ COMMANDS = (
     "report run.csv",
     "compare run.csv run.csv",
     "replay run.csv",
+    "--help",
+    "--version",
+    "log --help",
 )
 
 
