@@ -7,7 +7,7 @@ time, and what has not ended for a whole step is dropped.
 """
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from verl_gpumonitor.model.stages import StageInterval
 from verl_gpumonitor.model.trace import MarkLine, TaskLine, TitleLine
@@ -24,6 +24,13 @@ _MANY_AT_ONCE: Final = frozenset({Kind.SERVER, Kind.HELPER})
 _WAKES: Final = frozenset({"wake_up", "generate", "chat_completion", "resume_generation", "resume_engine_generation"})
 MAX_RUNNING: Final = 4096
 """Things that run in one pod at a time; past it a trace is not plausible and new ones are not taken."""
+
+
+class Worker(NamedTuple):
+    """One of a job's workers: by its process, as tasks and titles tell it, or by its rank, as marks do."""
+
+    pid: int | None = None
+    rank: int | None = None
 
 
 class Running:
@@ -59,8 +66,10 @@ class PodWork:
         progress."""
         self.ranks: dict[int, int] = {}
         """Process -> local rank, as tasks say it."""
-        self.times: dict[tuple[str, int], float] = {}
-        """Stage and process -> seconds that a worker took for it in this step."""
+        self.marking: frozenset[int] = frozenset()
+        """Ranks that were ever heard to mark."""
+        self.times: dict[tuple[str, Worker], float] = {}
+        """Stage and worker -> seconds that it took for it in this step."""
         self.homes: dict[int, str] = {}
         """Process -> the GPU on which it holds most."""
 
@@ -98,6 +107,10 @@ class PodWork:
         self._touch(line.t, began=line.state == "begin")
         self.last_change = line.t
         marks = self.marks.setdefault(line.rank, [])
+        if line.rank is not None:
+            self.marking |= {line.rank}
+            for ended in (m for m in marks if m.stage == line.stage and line.state == "end"):
+                self._took(line.stage, Worker(rank=line.rank), line.t - ended.begin)
         marks[:] = [m for m in marks if m.stage != line.stage]
         if line.state == "begin" and len(marks) < MAX_RUNNING:
             interval = StageInterval(
@@ -119,13 +132,19 @@ class PodWork:
         """Forget all that runs: the container began anew."""
         self.running.clear()
         self.marks.clear()
+        self.marking = frozenset()
         self.first_seen = None
         self.servers_asleep = False
 
-    def stage(self, gpu: str) -> StageInterval | None:
-        """Return what runs for one GPU of the pod: a process known to be at home on another one does not count."""
+    def stage(self, gpu: str, *, rank: int | None = None) -> StageInterval | None:
+        """Return what runs for one GPU of the pod: a process known to be at home on another one does not count.
+
+        `rank`: whose GPU it is, if that is known. Marks of other ranks do not count then; the driver's, which have no
+        rank, do.
+        """
         if any(self.marks.values()):
-            return choose((m for marks in self.marks.values() for m in marks), nested=True)
+            heard = [marks for one, marks in self.marks.items() if rank is None or one in (None, rank)]
+            return choose((mark for marks in heard for mark in marks), nested=True)
         return choose(
             r.interval
             for r in self.running.values()
@@ -198,6 +217,8 @@ class PodWork:
             return False
         del self.running[key]
         if known.kind is Kind.WORKER and known.pid is not None:
-            times = self.times
-            times[known.said.stage, known.pid] = times.get((known.said.stage, known.pid), 0.0) + t - known.begin
+            self._took(known.said.stage, Worker(pid=known.pid), t - known.begin)
         return True
+
+    def _took(self, stage: str, worker: Worker, seconds: float) -> None:
+        self.times[stage, worker] = self.times.get((stage, worker), 0.0) + seconds

@@ -5,7 +5,8 @@
 import pytest
 
 from verl_gpumonitor.diagnosis.history import History
-from verl_gpumonitor.model.trace import TRACE_FORMAT, Header, TaskLine, TraceGpu, TracePod
+from verl_gpumonitor.diagnosis.work import Worker
+from verl_gpumonitor.model.trace import TRACE_FORMAT, Header, MarkLine, StepLine, TaskLine, TraceGpu, TracePod
 
 WORKS = "WorkerDict.actor_rollout_update_actor"
 
@@ -47,3 +48,38 @@ def _stage(calls: list[tuple[str, str]], *, pools: tuple[str, str] = ("g", "g"))
 )
 def test_engines_that_sleep_beside_others_do_not_generate(calls: list[tuple[str, str]], stage: str) -> None:
     assert _stage(calls) == stage
+
+
+def _marked(ranks: tuple[int | None, ...], *, gpus: int = 2) -> History:
+    """Return a pod whose ranks begin a log-prob at 10, of which the first has ended it at 20."""
+    pod = TracePod(name="w", gpus_requested=gpus, gpus=[TraceGpu(uuid=f"GPU-{n}", index=n) for n in range(gpus)])
+    history = History(Header(format=TRACE_FORMAT, pods=[pod]))
+    for t, rank, state in [*((10.0, rank, "begin") for rank in ranks), (20.0, ranks[0], "end")]:
+        history.feed(MarkLine(t=t, pod="w", rank=rank, stage="old_log_prob", role="actor", state=state))
+    return history
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "stages"),
+    [
+        pytest.param((8, 9), 2, ["other", "old_log_prob"], id="a rank for each GPU: the one is done"),
+        pytest.param((9, 8), 2, ["old_log_prob", "other"], id="in whatever order they come"),
+        pytest.param((8, 9), 4, ["old_log_prob"] * 4, id="not all are heard: it holds for the pod"),
+        pytest.param((None,), 2, ["other", "other"], id="the driver's holds for all"),
+        pytest.param((8, 9, None), 2, ["old_log_prob"] * 2, id="the driver says that it goes on"),
+    ],
+)
+def test_a_mark_of_a_rank_is_of_its_gpu(ranks: tuple[int | None, ...], gpus: int, stages: list[str]) -> None:
+    history = _marked(ranks, gpus=gpus)
+    assert [gpu.stage for gpu in history.gpus.values()] == stages
+
+
+def test_what_a_rank_took_is_told_by_its_marks() -> None:
+    history = _marked((8, 9))
+    history.feed(MarkLine(t=55.0, pod="w", rank=9, stage="old_log_prob", role="actor", state="end"))
+    history.feed(StepLine(t=60.0, step=1))
+    pod = history.pods["w"]
+    took = {worker: seconds for (_, worker), seconds in history.rank_times[-1]["", "old_log_prob"].items()}
+    assert took == {Worker(rank=8): 10.0, Worker(rank=9): 45.0}
+    assert [gpu.uuid for worker in took if (gpu := pod.gpu_of(worker)) is not None] == ["GPU-0", "GPU-1"]
+    assert pod.rank_of(pod.gpus["GPU-1"]) == 9

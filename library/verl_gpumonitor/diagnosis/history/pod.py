@@ -5,7 +5,7 @@
 from typing import Final
 
 from verl_gpumonitor.diagnosis.minutes import Minutes
-from verl_gpumonitor.diagnosis.work import PodWork
+from verl_gpumonitor.diagnosis.work import PodWork, Worker
 from verl_gpumonitor.model.trace import HostLine, PodLine, TracePod
 
 from .gpu import GpuHistory
@@ -51,21 +51,30 @@ class PodHistory:
         self.listed_ratio = 0.0
         """Most of the memory in use that these and /dev/shm ever made up: where they never did, the list is short."""
 
-    def gpu_of(self, pid: int) -> GpuHistory | None:
-        """Return the GPU of a worker process: where it holds memory, else by its rank, where all ranks are known."""
-        if pid in self.work.homes:
-            return self.gpus.get(self.work.homes[pid])
-        rank = self.work.ranks.get(pid)
+    def gpu_of(self, worker: Worker) -> GpuHistory | None:
+        """Return the GPU of a worker: where it holds memory, else by its rank, where ranks are known for all GPUs."""
+        work = self.work
+        if worker.pid in work.homes:
+            return self.gpus.get(work.homes[worker.pid])
+        # Tasks tell the local rank; marks tell that of the whole job, and a pod has the ranks of one piece of it.
+        rank, ranks = worker.rank, sorted(work.marking)
+        if worker.pid is not None:
+            rank, ranks = work.ranks.get(worker.pid), [*range(len(set(work.ranks.values())))]
+        if rank not in ranks or len(ranks) != len(self.gpus):
+            return None
         ordered = sorted(self.gpus.values(), key=lambda gpu: (gpu.index is None, gpu.index, gpu.uuid))
-        known = rank is not None and len(set(self.work.ranks.values())) == len(ordered)
-        return ordered[rank] if known and rank is not None and rank < len(ordered) else None
+        return ordered[ranks.index(rank)]
 
     def rank_of(self, gpu: GpuHistory) -> int | None:
-        """Return the local rank that works on a GPU; None if it is not known."""
+        """Return the rank that works on a GPU, a local one where tasks tell it; None if it is not known."""
         for pid, rank in self.work.ranks.items():
-            if self.gpu_of(pid) is gpu:
+            if self.gpu_of(Worker(pid=pid)) is gpu:
                 return rank
-        return None
+        return self.marking_rank_of(gpu)
+
+    def marking_rank_of(self, gpu: GpuHistory) -> int | None:
+        """Return the rank that marks what it does on a GPU; None if it is not known."""
+        return next((rank for rank in self.work.marking if self.gpu_of(Worker(rank=rank)) is gpu), None)
 
     def take_host(self, line: HostLine) -> None:
         """Take a sample of the host's memory and the pod's."""

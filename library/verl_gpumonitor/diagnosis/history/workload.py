@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from verl_gpumonitor.diagnosis.work import GEN, OTHER
+from verl_gpumonitor.diagnosis.work import GEN, OTHER, Worker
 from verl_gpumonitor.model.history import IDLE_UTILIZATION
 from verl_gpumonitor.model.trace import (
     GpuLine,
@@ -95,8 +95,8 @@ class History:
         """Calls to the rollout engine to give its memory back."""
         self.window_begin: float | None = None
         self.standstill = Standstill()
-        self.rank_times: deque[dict[tuple[str, str], dict[tuple[str, int], float]]] = deque(maxlen=8)
-        """Of each finished step: pool and stage -> pod and process -> seconds that its worker took."""
+        self.rank_times: deque[dict[tuple[str, str], dict[tuple[str, Worker], float]]] = deque(maxlen=8)
+        """Of each finished step: pool and stage -> pod and worker -> seconds that it took."""
 
     @property
     def over(self) -> bool:
@@ -213,7 +213,7 @@ class History:
         gpu.changed(t, gpu.stage, gpu.role)
 
     def _stage_of(self, pod: PodHistory, gpu: GpuHistory) -> tuple[str, str]:
-        own = pod.work.stage(gpu.uuid)
+        own = pod.work.stage(gpu.uuid, rank=pod.marking_rank_of(gpu))
         if own is not None:
             return own.stage, own.role
         if self.helping > 0 and (pod.work.workers_seen or not pod.work.servers_seen) and self._serves(pod):
@@ -368,10 +368,10 @@ class History:
             gpu.finish(self.depth)
 
     def _rank_times(self) -> None:
-        times: dict[tuple[str, str], dict[tuple[str, int], float]] = {}
+        times: dict[tuple[str, str], dict[tuple[str, Worker], float]] = {}
         for pod in self.pods.values():
-            for (stage, pid), seconds in pod.work.times.items():
-                times.setdefault((pod.pool, stage), {})[pod.name, pid] = seconds
+            for (stage, worker), seconds in pod.work.times.items():
+                times.setdefault((pod.pool, stage), {})[pod.name, worker] = seconds
             pod.work.times.clear()
         self.rank_times.append(times)
 

@@ -250,12 +250,12 @@ def _odd(
 
 
 def _time(history: History, pool: str, stage: str, limits: Imbalance) -> Odd | None:
-    """Compare what the ranks' own tasks took."""
+    """Compare what the ranks' own tasks and marks took."""
     columns: list[dict[GpuHistory, float]] = []
     for times in list(history.rank_times)[-limits.steps :]:
         column: dict[GpuHistory, float] = {}
-        for (pod, pid), seconds in times.get((pool, stage), {}).items():
-            gpu = history.pods[pod].gpu_of(pid) if pod in history.pods else None
+        for (pod, worker), seconds in times.get((pool, stage), {}).items():
+            gpu = history.pods[pod].gpu_of(worker) if pod in history.pods else None
             if gpu is not None:
                 column[gpu] = max(seconds, column.get(gpu, 0.0))
         columns.append(column)
