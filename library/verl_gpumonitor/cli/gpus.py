@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+import click
+
 from verl_gpumonitor.model.samples import GpuSample, NodeSample
 from verl_gpumonitor.model.vocabulary import UnavailableReason
 from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings
 
-EXIT_NO_GPU: Final = 3
-"""Exit code of every command that found no GPU to read."""
 FIRST_PASS_SECONDS: Final = 10.0
 """Wait for the first look at the GPUs, anew from each call that was found to hang: the others are read after it."""
 
@@ -27,8 +27,10 @@ _MESSAGES: Final = {
 }
 
 
-class NoGpuError(Exception):
-    """No GPU can be read; the text says why and what to do."""
+class NoGpuError(click.ClickException):
+    """No GPU can be read; the text says why and what to do. It ends every command alike."""
+
+    exit_code = 3
 
 
 class UnknownGpuError(Exception):

@@ -9,7 +9,7 @@ import click
 from verl_gpumonitor.model.vocabulary import GpuState
 
 from . import columns
-from .gpus import EXIT_NO_GPU, NoGpuError, sampling, unread
+from .gpus import sampling, unread
 
 _FIELDS = (*columns.COLUMNS,)
 
@@ -18,12 +18,8 @@ _FIELDS = (*columns.COLUMNS,)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, with all that is known.")
 def command(*, as_json: bool) -> None:
     """Show each GPU with its index, name, UUID, memory and temperature. Exit code 3: there is none."""
-    try:
-        with sampling(1.0) as sampler:
-            node = sampler.latest()
-    except NoGpuError as error:
-        click.echo(f"gpumon: {error}", err=True)
-        raise SystemExit(EXIT_NO_GPU) from error
+    with sampling(1.0) as sampler:
+        node = sampler.latest()
     if (untold := unread(node)) is not None:
         click.echo(f"gpumon: {untold}", err=True)
     for gpu in node.gpus:

@@ -14,7 +14,7 @@ from verl_gpumonitor.model.samples import GpuSample
 from verl_gpumonitor.model.vocabulary import GpuState
 
 from . import columns
-from .gpus import EXIT_NO_GPU, NoGpuError, UnknownGpuError, sampling, selected, unread
+from .gpus import UnknownGpuError, sampling, selected, unread
 from .signals import stopped_by_signals
 from .sink import KEPT_FILES, RotatingFile, Sink, StandardOutput
 
@@ -121,9 +121,6 @@ def command(
                 sink.close()
     except (columns.FieldsError, UnknownGpuError) as error:
         raise click.UsageError(str(error)) from error
-    except NoGpuError as error:
-        click.echo(f"gpumon: {error}", err=True)
-        raise SystemExit(EXIT_NO_GPU) from error
     except BrokenPipeError:
         raise SystemExit(0) from None
     except OSError as error:

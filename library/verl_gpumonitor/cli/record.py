@@ -16,7 +16,7 @@ from verl_gpumonitor.reading.machine import MachineReader
 from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings
 from verl_gpumonitor.stages.sources.marks import MarkReceiver
 
-from .gpus import EXIT_NO_GPU, NoGpuError, await_first
+from .gpus import await_first
 from .recording.file import Output, TraceFile, open_output
 from .recording.gpus import PROCESSES_SECONDS
 from .recording.processes import Processes
@@ -76,9 +76,6 @@ def command(*, output: Path | None, interval: float, duration: float | None, ray
     try:
         with stopped_by_signals() as stop, _sources(interval, ray=ray, proc=proc, marks=marks) as sources:
             _record(sources, output, interval=interval, duration=duration, stop=stop)
-    except NoGpuError as error:
-        click.echo(f"gpumon: {error}", err=True)
-        raise SystemExit(EXIT_NO_GPU) from error
     except BrokenPipeError:
         raise SystemExit(0) from None
     except OSError as error:

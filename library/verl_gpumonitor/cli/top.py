@@ -11,7 +11,7 @@ from rich.live import Live
 
 from verl_gpumonitor.reading.sampler import Sampler, SamplerSettings
 
-from .gpus import EXIT_NO_GPU, NoGpuError, UnknownGpuError, await_first, selected
+from .gpus import UnknownGpuError, await_first, selected
 from .keyboard import keys, on_screen, pressed
 from .signals import leaving_on_signals
 from .view import History, frame, title_of
@@ -39,9 +39,6 @@ def command(*, interval: float, wanted: str | None, once: bool) -> None:
     try:
         selected(await_first(sampler).gpus, wanted)
         _show(sampler, wanted, interval=interval, once=once or not sys.stdout.isatty())
-    except NoGpuError as error:
-        click.echo(f"gpumon: {error}", err=True)
-        raise SystemExit(EXIT_NO_GPU) from error
     except UnknownGpuError as error:
         raise click.UsageError(str(error)) from error
     except KeyboardInterrupt:
