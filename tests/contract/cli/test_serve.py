@@ -143,18 +143,21 @@ def test_marks_of_a_program_become_stages(host: Host, serve: Serve, marks_port: 
     assert source(found) == "marks"
 
 
-@pytest.mark.parametrize("holder", ["VLLM::EngineCore"], indirect=True)
-def test_another_job_of_the_host_is_not_counted(
-    host: Host, serve: Serve, holder: subprocess.Popen[str], ray: Ray, marks_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A driver, workers, marks and a dashboard of somebody who holds no GPU here."""
+@pytest.fixture
+def host_with_a_job(host: Host, holder: subprocess.Popen[str], ray: Ray, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """A host on whose GPU the holder is, while Ray's dashboard tells of a job."""
     only_if_told_apart()
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", ray.url)
-    host = Host(library=FAKE / "build", file=host.file)
     run_a_job(ray)
     line_of(holder)
+    return Host(library=FAKE / "build", file=host.file)
+
+
+@pytest.mark.parametrize("holder", ["VLLM::EngineCore"], indirect=True)
+def test_another_job_of_the_host_is_not_counted(host_with_a_job: Host, serve: Serve, ray: Ray, marks_port: int) -> None:
+    """A driver, workers, marks and a dashboard of somebody who holds no GPU here."""
     with strangers():
-        exporter = serve(host, "--marks-port", str(marks_port))
+        exporter = serve(host_with_a_job, "--marks-port", str(marks_port))
         exporter.wait(lambda found: gpus_up(found) == 4)
         mark()
         for _ in range(2):
@@ -169,16 +172,11 @@ def test_another_job_of_the_host_is_not_counted(
 
 @pytest.mark.parametrize("holder", [f"ray::{UPDATE}"], indirect=True)
 def test_of_several_jobs_the_one_on_the_gpus_is_counted(
-    host: Host, serve: Serve, holder: subprocess.Popen[str], ray: Ray, monkeypatch: pytest.MonkeyPatch
+    host_with_a_job: Host, serve: Serve, holder: subprocess.Popen[str]
 ) -> None:
     """Until it ends, and whatever a dashboard says after that."""
-    only_if_told_apart()
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", ray.url)
-    host = Host(library=FAKE / "build", file=host.file)
-    run_a_job(ray)
-    line_of(holder)
     with strangers():
-        exporter = serve(host, "--marks-port", "0")
+        exporter = serve(host_with_a_job, "--marks-port", "0")
         exporter.wait(lambda found: stages(found) == {"update_actor"})
         go_on(holder)
         exporter.wait(lambda found: not stages(found) - {"other", "unknown"}, seconds=30.0)
