@@ -20,7 +20,7 @@ import msgspec
 
 from verl_gpumonitor_operator.kube.client import KubeClient, object_path
 from verl_gpumonitor_operator.kube.errors import ForbiddenError, KubeError, NotFoundError, UnreachableError
-from verl_gpumonitor_operator.kube.reflector import UNREADABLE, list_all
+from verl_gpumonitor_operator.kube.reflector import UNREADABLE, hand_over, list_all
 
 from . import monitors
 from .jobs import KINDS, JobKind
@@ -81,14 +81,6 @@ class SweepState:
     """Kinds that may not be listed."""
     failing: set[str] = field(default_factory=set)
     """Kinds whose list failed, each until it works again."""
-
-
-def _taken(kind: str, take: Callable[[Mapping[str, Any]], None], body: Mapping[str, Any]) -> None:
-    try:
-        take(body)
-    except Exception:
-        # A fault of ours over one object, which anybody may have written, must not end the work for all others.
-        logger.exception("object cannot be taken, left out", extra={"reason": kind})
 
 
 class Sweeper:
@@ -202,7 +194,7 @@ class Sweeper:
             async with aclosing(list_all(self._client, path)) as chunks:
                 async for items, _ in chunks:
                     for number, raw in enumerate(items):
-                        _taken(kind, take, _decoder.decode(raw))
+                        hand_over(take, _decoder.decode(raw), reason=kind)
                         if number % 50 == 49:
                             await asyncio.sleep(0)
         except NotFoundError as error:

@@ -125,6 +125,15 @@ async def list_all(
             return
 
 
+def hand_over(take: Callable[[T], None], item: T, **keys: str) -> None:
+    """Give an object to whoever takes it. A fault over it is logged, with these keys, and ends nothing."""
+    try:
+        take(item)
+    except Exception:
+        # A fault of ours over one object, which anybody may have written, must not end the work for all others.
+        logger.exception("object cannot be taken, left out", extra=keys)
+
+
 @dataclass(kw_only=True)
 class Reflector(Generic[T]):
     """Keeps a mirror of one list up to date. `run` never returns and never raises but for cancellation."""
@@ -246,20 +255,13 @@ class Reflector(Generic[T]):
 
     def _upsert(self, decoded: Decoded[T]) -> None:
         self._known[decoded.uid] = decoded.item
-        self._tell(self.mirror.seen, decoded.item)
+        hand_over(self.mirror.seen, decoded.item, path=self.path)
 
     def _forget(self, uids: Iterable[str]) -> None:
         for uid in list(uids):
             item = self._known.pop(uid, None)
             if item is not None:
-                self._tell(self.mirror.gone, item)
-
-    def _tell(self, mirror: Callable[[T], None], item: T) -> None:
-        try:
-            mirror(item)
-        except Exception:
-            # A fault of ours over one object, which anybody may have written, must not end the work for all others.
-            logger.exception("object cannot be taken, left out", extra={"path": self.path})
+                hand_over(self.mirror.gone, item, path=self.path)
 
     def _touch(self) -> None:
         self.state.last_event_at = self._now()
