@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.controller.builders import GIB, gpu, identity, job, owner_of, pod, report
+from verl_gpumonitor.model.kubernetes import REPLICA_TYPE
 from verl_gpumonitor.model.report import StageCount, StageNow, StageQuality, StepReport, StepStage
 from verl_gpumonitor.model.stages import StageSource
 from verl_gpumonitor.model.vocabulary import Phase
 from verl_gpumonitor_operator.controller import stages
 from verl_gpumonitor_operator.controller.jobs import JobKind
+from verl_gpumonitor_operator.controller.podtrack import PodTrack
 from verl_gpumonitor_operator.controller.steps import Pace
 from verl_gpumonitor_operator.controller.totals import Peak, StageKey, StageSum
 from verl_gpumonitor_operator.controller.workload import Workload
@@ -110,6 +112,12 @@ def test_pools_are_shown_apart() -> None:
         ("trainer", "update_actor", "actor", 16),
     ]
     assert Cluster(("g", 8, now("gen"))).view().pools == []
+
+
+def test_master_and_workers_of_a_pytorchjob_are_one_pool() -> None:
+    owner = owner_of(JobKind.PYTORCH_JOB, "p")
+    tracks = [PodTrack(record=pod(role, owner, labels={REPLICA_TYPE: role})) for role in ("master", "worker")]
+    assert len({track.pool for track in tracks}) == 1
 
 
 @pytest.mark.parametrize(

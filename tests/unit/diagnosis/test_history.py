@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose the memory peak is that falls between two samples, when the stage changed between them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -18,6 +18,7 @@ from verl_gpumonitor.model.trace import (
     TaskLine,
     TraceGpu,
     TracePod,
+    Workload,
 )
 
 USUAL = {
@@ -119,6 +120,32 @@ def test_a_hand_over_shorter_than_two_samples_keeps_its_peak(interval: float) ->
     known = [piece.peak_bytes for piece in made.gpus["GPU-0"].pieces("update_weights")[1:]]
     assert known.count(95.0) >= 3
     assert {piece.peak_bytes for piece in made.gpus["GPU-0"].pieces("update_actor")} == {68.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "pools"),
+    [
+        pytest.param("PyTorchJob", ("Master", "Worker"), [2], id="the master is rank 0 of the same trainer"),
+        pytest.param("PyTorchJob", ("master", "worker"), [2], id="the same, as the labels spell it"),
+        pytest.param("PyTorchJob", (None, None), [2], id="the same, as the controller and a bundle have it"),
+        pytest.param("RayJob", ("headgroup", "gpus"), [1, 1], id="groups of Ray may do different work"),
+        pytest.param("RayJob", ("Master", "Worker"), [1, 1], id="whatever their names are"),
+        pytest.param("TrainJob", ("node", "server"), [1, 1], id="so may the jobs of a JobSet"),
+    ],
+)
+def test_which_pods_are_one_pool(kind: str, groups: Sequence[str | None], pools: Sequence[int]) -> None:
+    pods = [TracePod(name=f"pod-{n}", group=group, gpus=[TraceGpu(uuid=f"GPU-{n}")]) for n, group in enumerate(groups)]
+    made = History(Header(format=TRACE_FORMAT, workload=Workload(kind=kind), pods=pods))
+    assert [len(gpus) for gpus in made.pools().values()] == pools
+
+
+def test_a_master_without_gpus_is_no_member() -> None:
+    pods = [
+        TracePod(name="m", group="Master", gpus=[]),
+        TracePod(name="w", group="Worker", gpus=[TraceGpu(uuid="GPU-0")]),
+    ]
+    made = History(Header(format=TRACE_FORMAT, workload=Workload(kind="PyTorchJob"), pods=pods))
+    assert {pool: [gpu.pod.name for gpu in gpus] for pool, gpus in made.pools().items()} == {"": ["w"]}
 
 
 @pytest.mark.parametrize(

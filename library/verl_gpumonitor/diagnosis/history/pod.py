@@ -10,8 +10,9 @@ from verl_gpumonitor.model.trace import HostLine, PodLine, TracePod
 
 from .gpu import GpuHistory
 
-RANKS_OF_ONE: Final = frozenset(("Master", "Worker"))
-"""Kubeflow's replica types of a PyTorchJob: the master is rank 0 of the same program."""
+RANKS_OF_ONE: Final = frozenset(("master", "worker"))
+"""Kubeflow's replica types of a PyTorchJob, as its labels have them: the master is rank 0 of the same program, or the
+head of a Ray cluster of which the others are nodes."""
 LISTED_FROM: Final = 0.25
 """Share of its limit from which on it tells something how much of a pod's memory its listed processes make up."""
 
@@ -23,7 +24,7 @@ class PodHistory:
         self.trains = trains
         """Whether its workload does nothing but train, and tells no stages."""
         self.name, self.node, self.node_role = pod.name, pod.node, pod.node_role
-        self.pool = "" if trains and pod.group in RANKS_OF_ONE else pod.group or ""
+        self.pool = "" if trains and (pod.group or "").lower() in RANKS_OF_ONE else pod.group or ""
         """Its GPUs do the same work as those of other pods with this name."""
         self.gpus_requested = pod.gpus_requested or 0
         self.memory_limit_bytes = pod.memory_limit_bytes or None
