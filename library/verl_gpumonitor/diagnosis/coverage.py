@@ -15,7 +15,7 @@ from verl_gpumonitor.model.findings import Finding
 
 from .history import WINDOW_SECONDS, GpuHistory, History
 from .rule import ENGINE, duration
-from .rules import rollout_memory
+from .rules import host_memory, rollout_memory
 from .thresholds import Thresholds
 from .work import GEN
 
@@ -107,6 +107,8 @@ def coverage(history: History, thresholds: Thresholds | None = None) -> Coverage
 
 def _lacks(history: History, limits: Thresholds, covered: Coverage) -> Iterator[Lack]:
     untold = {reason: why for reason, (told, why) in _INPUTS.items() if not told(history)}
+    if all(host_memory.limit_of(pod) is None for pod in history.pods.values()):
+        untold.setdefault("HostMemoryRisk", "nobody tells a limit of the pods' host memory")
     kept = rollout_memory.unjudged(history)
     if not history.stages_told:
         untold["RolloutMemoryNotReleased"] = "nobody tells stages"

@@ -14,7 +14,17 @@ from verl_gpumonitor.diagnosis.rule import Cadence
 from verl_gpumonitor.diagnosis.rulebook import RULES
 from verl_gpumonitor.diagnosis.thresholds import Thresholds
 from verl_gpumonitor.model.findings import Evidence, Finding, Scope
-from verl_gpumonitor.model.trace import TRACE_FORMAT, GpuLine, Header, MarkLine, Record, StepLine, TraceGpu, TracePod
+from verl_gpumonitor.model.trace import (
+    TRACE_FORMAT,
+    GpuLine,
+    Header,
+    HostLine,
+    MarkLine,
+    Record,
+    StepLine,
+    TraceGpu,
+    TracePod,
+)
 from verl_gpumonitor.model.vocabulary import Severity
 
 GIB = 2**30
@@ -93,6 +103,19 @@ def test_what_nobody_tells_is_not_judged_however_long_it_is() -> None:
         *("HostMemoryRisk", "SharedMemoryRisk"),
     }
     assert "Imbalance" not in lacking(covered)
+
+
+@pytest.mark.parametrize(
+    ("used", "limit", "why"),
+    [
+        pytest.param(None, 64 * GIB, "nobody tells the pods' host memory", id="a limit, and not what is in use"),
+        pytest.param(GIB, None, "nobody tells a limit of the pods' host memory", id="in use, and no limit"),
+        pytest.param(GIB, 64 * GIB, None, id="both"),
+    ],
+)
+def test_host_memory_is_judged_against_a_limit(used: int | None, limit: int | None, why: str | None) -> None:
+    _, covered = judged(iter([HostLine(t=1.0, pod="w", memory_used_bytes=used, memory_limit_bytes=limit)]))
+    assert {lack.reason: lack.message for lack in covered.lacks}.get("HostMemoryRisk") == why
 
 
 def test_one_gpu_has_no_peers_to_miss() -> None:

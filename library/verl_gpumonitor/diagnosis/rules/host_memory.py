@@ -66,11 +66,12 @@ def _killed(pod: PodHistory) -> Case:
 
 
 def _of_limit(pod: PodHistory) -> str:
-    limit = _limit(pod)
+    limit = limit_of(pod)
     return "" if limit is None else f" of {gib(limit)}"
 
 
-def _limit(pod: PodHistory) -> float | None:
+def limit_of(pod: PodHistory) -> float | None:
+    """Return what its memory may come to, bytes; None where it has no limit, or nobody tells it."""
     line = pod.last_host
     said = None if line is None else line.memory_limit_bytes
     return said or pod.memory_limit_bytes
@@ -78,7 +79,7 @@ def _limit(pod: PodHistory) -> float | None:
 
 def _sizes(pod: PodHistory) -> Evidence:
     sizes: Evidence = {}
-    limit, line = _limit(pod), pod.last_host
+    limit, line = limit_of(pod), pod.last_host
     if limit is not None:
         sizes["host_limit_bytes"] = round(limit)
     if line is not None and line.memory_used_bytes is not None:
@@ -90,7 +91,7 @@ def _sizes(pod: PodHistory) -> Evidence:
 
 
 def _at_risk(history: History, pod: PodHistory, limits: HostMemory, *, is_open: bool) -> Case | None:
-    limit, line = _limit(pod), pod.last_host
+    limit, line = limit_of(pod), pod.last_host
     if limit is None or line is None or line.memory_used_bytes is None or not pod.host_buckets:
         return None
     ratio = line.memory_used_bytes / limit
@@ -154,7 +155,7 @@ def _fast(pod: PodHistory, ratio: float, limits: HostMemory) -> bool:
     """Say whether a pod that is nearly full will be full within moments."""
     if ratio < limits.fast_from_ratio or pod.host_slope is None or pod.host_slope <= 0:
         return False
-    limit = _limit(pod) or 1.0
+    limit = limit_of(pod) or 1.0
     return (1.0 - ratio) * limit / pod.host_slope <= limits.fast_seconds_left
 
 
