@@ -68,3 +68,10 @@ def test_what_fewer_webhooks_mean_is_said(copied: Path, replicas: int, says: str
     said = notes(copied, webhook={"replicas": replicas})
     assert ("webhook.replicas" in said) is (says is not None)
     assert says is None or says in said
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_what_the_nodes_network_asks_for_is_said(copied: Path, on: bool) -> None:
+    said = " ".join(notes(copied, webhook={"hostNetwork": on, "port": 10555, "metricsPort": 10556}).split())
+    for asked in ("Pod Security *privileged*", "reach port 10555 of the nodes", "ports 10555 and 10556 are free"):
+        assert (asked in said) is on

@@ -57,6 +57,21 @@ FREE = {"podSecurityContext", "containerSecurityContext", "dashboards.labels"}
             "breaker.maxCoolDownSeconds is below",
             id="a cool-down above its bound",
         ),
+        *(
+            pytest.param(
+                {"image": {"registry": REGISTRY}, "webhook": webhook},
+                "webhook.port and webhook.metricsPort are the same",
+                id=f"one port for both, {webhook}",
+            )
+            for webhook in ({"port": 8081}, {"metricsPort": 9443}, {"port": 10555, "metricsPort": 10555})
+        ),
+        *(
+            pytest.param(
+                {"image": {"registry": REGISTRY}, "webhook": {port: number}}, port, id=f"{number} as webhook.{port}"
+            )
+            for port in ("port", "metricsPort")
+            for number in (443, 1023, 65536)
+        ),
         pytest.param(
             {"webhook": {"podDisruptionBudget": {"maxUnavailable": -1}}}, "maxUnavailable", id="fewer pods than none"
         ),
