@@ -21,7 +21,20 @@ interval_option: Final = click.option(
     show_default=True,
     help="Seconds between two rows of a GPU, for a log without times.",
 )
+from_option: Final = click.option(
+    "--from",
+    "begin",
+    metavar="WHEN",
+    help="Show the record from here: +2h30m, -30m from its end, 2:30:00 as pages show it, or 2026-12-31T14:30.",
+)
+to_option: Final = click.option("--to", "end", metavar="WHEN", help="Show the record up to here, told likewise.")
 monitor_name_option: Final = click.option("--name", help="Which one, of a list of GPUMonitors: NAME or NAMESPACE/NAME.")
+
+
+def refuse_part(begin: str | None, end: str | None) -> None:
+    """End where a part is asked for of what has no values over time. Raises UsageError."""
+    if begin is not None or end is not None:
+        raise click.UsageError("a GPUMonitor has no values over time: --from and --to are for records and logs")
 
 
 def refuse(path: str, error: TraceError) -> NoReturn:

@@ -19,11 +19,13 @@ from verl_gpumonitor.model.trace import Header, Record, TraceError
 from verl_gpumonitor.model.vocabulary import Severity
 
 from . import monitor_findings, not_judged
-from .arguments import interval_option, monitor_name_option, refuse
+from .arguments import from_option, interval_option, monitor_name_option, refuse, refuse_part, to_option
 from .findings import as_json, report
 from .first_look import first_look, only_looked, silence, unjudged
 from .monitors import parse
-from .records import MonitorGiven, open_run
+from .part import open_part
+from .records import MonitorGiven
+from .times import tells_begin
 
 FOUND: Final = 1
 """Exit status where `--fail-on` was given and something as grave was found."""
@@ -66,10 +68,20 @@ def advised(diagnosis: Diagnosis, more: Iterable[TrackedFinding] = ()) -> list[T
     type=click.Choice([severity.value for severity in _ORDER]),
     help=f"End with status {FOUND} if something as grave was found.",
 )
+@from_option
+@to_option
 @interval_option
 @monitor_name_option
 def command(
-    *, trace: str, json_: bool, mute: tuple[str, ...], fail_on: str | None, interval: float, name: str | None
+    *,
+    trace: str,
+    json_: bool,
+    mute: tuple[str, ...],
+    fail_on: str | None,
+    begin: str | None,
+    end: str | None,
+    interval: float,
+    name: str | None,
 ) -> None:
     """Say what was wrong in TRACE, a file of gpumonitor-trace/1, plain or gzip; `-` reads standard input.
 
@@ -82,30 +94,38 @@ def command(
             f"no reason is called {unknown[0]!r}; there are: {', '.join(REASONS)}", param_hint="--mute"
         )
     try:
-        with open_run(trace, interval_seconds=interval) as recorded:
+        with open_part(trace, begin=begin, end=end, interval_seconds=interval) as (recorded, part):
             diagnosis, _ = diagnose(recorded.header, recorded.records, muted=mute)
     except MonitorGiven as given:
+        refuse_part(begin, end)
         _tell(given.document, trace=trace, name=name, muted=mute, json_=json_, fail_on=fail_on)
         return
     except TraceError as error:
         refuse(trace, error)
     looked = [tracked for tracked in first_look(diagnosis) if tracked.finding.reason not in mute]
     findings = advised(diagnosis, looked)
+    if part is not None:
+        findings = list(filter(part.holds, findings))
     for note in recorded.header.notes or ():
-        click.echo(f"gpumon: {trace}: noted in it: {note}", err=True)
+        if not tells_begin(note):  # the report has it at its head
+            click.echo(f"gpumon: {trace}: noted in it: {note}", err=True)
     for complaint in recorded.complaints:
         click.echo(f"gpumon: {trace}: {complaint}", err=True)
     history, covered = diagnosis.history, coverage(diagnosis.history)
-    looked_only = only_looked(history)
+    looked_only, shown = only_looked(history), None if part is None else part.sentence(history.t)
     if json_:
-        for told in (looked_only, unjudged(history)):
+        for told in (shown, looked_only, unjudged(history)):
             if told is not None:
                 click.echo(f"gpumon: {trace}: {told}", err=True)
         click.echo(as_json(findings, covered.lacks), nl=False)
     else:
-        notes = [] if looked_only is None else [f"{looked_only}."]
+        notes = [text for text in (shown, looked_only and f"{looked_only}.") if text]
         notes += not_judged.sentences(covered, {*mute, *(tracked.finding.reason for tracked in findings)})
-        click.echo(report(recorded.header, findings, end=history.t, silence=silence(history), notes=notes), nl=False)
+        begin_of_part = None if part is None else part.begin
+        said = report(
+            recorded.header, findings, end=history.t, begin=begin_of_part, silence=silence(history), notes=notes
+        )
+        click.echo(said, nl=False)
     _fail((tracked.finding.severity for tracked in findings), fail_on)
 
 

@@ -16,7 +16,7 @@ from verl_gpumonitor.model.findings import Advice, TrackedFinding
 from verl_gpumonitor.model.trace import Header
 from verl_gpumonitor.model.vocabulary import UNKNOWN, Severity
 
-from .times import clock
+from .times import clock, extent, tells_begin
 
 FINDINGS_FORMAT: Final = "gpumonitor-findings/1"
 WIDTH: Final = 100
@@ -62,15 +62,16 @@ def report(
     findings: Sequence[TrackedFinding],
     *,
     end: float,
+    begin: float | None = None,
     silence: str = "Nothing was found.",
     notes: Sequence[str] = (),
 ) -> str:
     """Return the report: what the record is of, then each finding, the gravest first.
 
-    `end`: the last line's time. `silence`: what is said where there are none. `notes`: sentences about what could not
-    be judged, which come last.
+    `end`: the last line's time; `begin`: of the part that is shown, None for all. `silence`: what is said where there
+    are none. `notes`: sentences about what is shown and what could not be judged, which come last.
     """
-    lines = [_title(header), _extent(header, end), ""]
+    lines = [_title(header), _extent(header, extent(end, begin=begin)), ""]
     for group in grouped(findings):
         lines += [*_block(group), ""]
     if not findings:
@@ -93,11 +94,12 @@ def _title(header: Header) -> str:
     return f"{workload.kind or 'Workload'} {workload.name}{where}"
 
 
-def _extent(header: Header, end: float) -> str:
+def _extent(header: Header, time: str) -> str:
     pods = header.pods or []
     gpus = sum(len(pod.gpus or ()) for pod in pods)
     verl = header.frameworks.verl if header.frameworks else None
-    parts = [f"{counted(gpus, 'GPU')} in {counted(len(pods), 'pod')}", f"{clock(end)} recorded"]
+    parts = [f"{counted(gpus, 'GPU')} in {counted(len(pods), 'pod')}", time]
+    parts += filter(tells_begin, header.notes or ())
     return ", ".join([*parts, f"verl {verl}"] if verl else parts)
 
 

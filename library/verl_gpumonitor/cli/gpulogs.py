@@ -28,14 +28,19 @@ LONG_WINDOW_SECONDS: Final = 12.0
 """Rows of a GPU are joined to one line for so many seconds, after the first hour for more: a log has no stages, so that
 nothing is to be seen in a single second but a peak of memory, which is kept."""
 
+LEAST_UNIX: Final = 1e8
+"""In seconds, the year 1973. A time before that counts from somewhere else, such as the log's own beginning."""
+
 TimedRow = tuple[float, Row]
 """Seconds, and what was logged then."""
 
 
 def trace_of(
     lines: Iterable[bytes], *, interval_seconds: float, problems: Problems
-) -> tuple[Header, Iterator[GpuLine]]:
-    """Return a log as header and lines of a trace, read as they are asked for.
+) -> tuple[Header, Iterator[GpuLine], float | None]:
+    """Return a log as header and lines of a trace, read as they are asked for, and the Unix time at which it begins.
+
+    A time without a zone is taken for UTC; None: the log has no times, or such as count from its own beginning.
 
     `interval_seconds`: time between two rows of a GPU, used where the log has no times. Raises NotATrace, whose text
     says what is there and what would be read.
@@ -49,7 +54,7 @@ def trace_of(
     timed = _timed(chain(beginning, rows), gpus, interval_seconds, problems)
     first = sorted(islice(timed, len(beginning)), key=_time)
     begin = first[0][0]
-    return header, _gpu_lines(chain(first, timed), begin, problems)
+    return header, _gpu_lines(chain(first, timed), begin, problems), begin if begin > LEAST_UNIX else None
 
 
 def _said(problems: Problems) -> str:

@@ -162,7 +162,7 @@ def unix_of(text: str) -> float:
     try:
         found = float(text)
     except ValueError:
-        return _of_date(text)
+        return date_of(text, zone=timezone.utc)
     return seconds_of(found)
 
 
@@ -174,11 +174,15 @@ def seconds_of(unix: float) -> float:
     raise ValueError(f"{unix:g} is no time")
 
 
-def _of_date(text: str) -> float:
+def date_of(text: str, *, zone: timezone | None) -> float:
+    """Return the Unix seconds of a date, with a time or without. Raises ValueError.
+
+    `zone`: of one that names none; None is this machine's.
+    """
     iso = _DAY_FIRST.sub(r"\3-\2-\1", text.strip()).replace("/", "-")
     iso = f"{iso[:-1]}+00:00" if iso.endswith("Z") else iso  # Python 3.10 knows no Z
     try:
         found = datetime.fromisoformat(iso)
-        return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
-    except (ValueError, OverflowError):
+        return (found if found.tzinfo else found.replace(tzinfo=zone)).timestamp()
+    except (ValueError, OverflowError, OSError):  # the last two: a year that this machine cannot count from
         raise ValueError(f"{text[:40]!r} is no time such as 2026/01/31 23:59:59") from None

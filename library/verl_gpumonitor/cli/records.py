@@ -7,14 +7,16 @@ A GPUMonitor is no recorded run; it is told from one here, as a file says itself
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timezone
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 from verl_gpumonitor.model.trace import Header, Record, TraceError
 
 from .gpulogs import trace_of
 from .logrows import Problems
 from .monitors import MAX_BYTES, MonitorGiven, is_object
+from .times import began_unix
 from .traces import TraceReader, lines_of
 
 DEFAULT_INTERVAL_SECONDS: Final = 1.0
@@ -24,11 +26,23 @@ _MOST_BEFORE: Final = 20
 """Empty lines and comments before what a file begins with."""
 
 
+class Began(NamedTuple):
+    """The hour at which a record began."""
+
+    unix: float
+    zone: timezone | None
+    """Of a time without one that is to be compared with it; None is this machine's. A log's own times have none."""
+
+
 class RecordedRun:
     """A run that is being read: who it is, its lines in order of time, and what was passed over."""
 
-    def __init__(self, header: Header, records: Iterator[Record], complaints: "Complaints") -> None:
+    def __init__(
+        self, header: Header, records: Iterator[Record], complaints: "Complaints", began: Began | None = None
+    ) -> None:
         self.header = header
+        self.began = began
+        """None: it does not tell."""
         self.records = records
         self.complaints = complaints
 
@@ -69,11 +83,16 @@ def open_run(path: str, *, interval_seconds: float = DEFAULT_INTERVAL_SECONDS) -
             raise MonitorGiven(_document(everything))
         if is_trace:
             reader = TraceReader(everything)
-            yield RecordedRun(reader.header, reader.records(), Complaints(reader))
+            unix = began_unix(reader.header.notes or ())
+            began = None if unix is None else Began(unix, None)
+            yield RecordedRun(reader.header, reader.records(), Complaints(reader), began)
         else:
             problems = Problems()
-            header, rows = trace_of(chain(before, everything), interval_seconds=interval_seconds, problems=problems)
-            yield RecordedRun(header, rows, Complaints(problems))
+            header, rows, unix = trace_of(
+                chain(before, everything), interval_seconds=interval_seconds, problems=problems
+            )
+            began = None if unix is None else Began(unix, timezone.utc)
+            yield RecordedRun(header, rows, Complaints(problems), began)
 
 
 def _beginning(lines: Iterator[bytes]) -> tuple[list[bytes], bytes]:

@@ -7,9 +7,10 @@ from typing import Final
 
 import click
 
-from .arguments import interval_option, monitor_name_option, refuse
+from .arguments import from_option, interval_option, monitor_name_option, refuse, refuse_part, to_option
 from .monitors import parse
-from .records import MonitorGiven, TraceError, open_run
+from .part import open_part
+from .records import MonitorGiven, TraceError
 
 _FORMS: Final = {".md": "markdown", ".markdown": "markdown", ".json": "json"}
 """Ending of a file's name -> form."""
@@ -29,9 +30,21 @@ _FORMS: Final = {".md": "markdown", ".markdown": "markdown", ".json": "json"}
     help="By the file's name (.md: Markdown, .json), else html.",
 )
 @click.option("--json", "json_", is_flag=True, help="The same as --format json (gpumonitor-report/1).")
+@from_option
+@to_option
 @interval_option
 @monitor_name_option
-def command(*, run: str, output: Path | None, form: str | None, json_: bool, interval: float, name: str | None) -> None:
+def command(
+    *,
+    run: str,
+    output: Path | None,
+    form: str | None,
+    json_: bool,
+    begin: str | None,
+    end: str | None,
+    interval: float,
+    name: str | None,
+) -> None:
     """Make a report of RUN: a trace, `gpumon log`'s CSV or JSON lines, or nvidia-smi's CSV; `-` is standard input.
 
     Or of a GPUMonitor, as `kubectl get gpumonitor NAME -o yaml` prints it: a summary, without values over time.
@@ -41,7 +54,7 @@ def command(*, run: str, output: Path | None, form: str | None, json_: bool, int
     if json_ and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form}: only one of them can be had")
     form = "json" if json_ else form or _FORMS.get("" if output is None else output.suffix, "html")
-    text = _text(run, form=form, interval=interval, name=name)
+    text = _text(run, form=form, begin=begin, end=end, interval=interval, name=name)
     if output is None:
         click.echo(text.encode(), nl=False)  # bytes: a page says that it is UTF-8, whatever the terminal is
         return
@@ -51,16 +64,17 @@ def command(*, run: str, output: Path | None, form: str | None, json_: bool, int
         raise click.ClickException(f"{output}: {error.strerror or error}") from error
 
 
-def _text(path: str, *, form: str, interval: float, name: str | None) -> str:
+def _text(path: str, *, form: str, begin: str | None, end: str | None, interval: float, name: str | None) -> str:
     from .reports.document import document
     from .reports.gather import gather
     from .reports.page import html
     from .reports.ticket import markdown
 
     try:
-        with open_run(path, interval_seconds=interval) as recorded:
-            run = gather(recorded.header, recorded.records, recorded.complaints)
+        with open_part(path, begin=begin, end=end, interval_seconds=interval) as (recorded, part):
+            run = gather(recorded.header, recorded.records, recorded.complaints, part)
     except MonitorGiven as given:
+        refuse_part(begin, end)
         return _text_of_monitor(path, given.document, form=form, name=name)
     except TraceError as error:
         refuse(path, error)

@@ -182,7 +182,7 @@ def test_a_file_is_continued_and_one_of_other_columns_is_kept_aside(host: Host, 
 
 def test_without_a_driver_it_says_so_with_a_code_of_its_own(bare_host: Host, tmp_path: Path) -> None:
     never = tmp_path / "never.csv"
-    for arguments in (["list"], ["log"], ["log", "-o", str(never)]):
+    for arguments in (["list"], ["log"], ["log", "-o", str(never)], ["top", "--once"]):
         done = bare_host.run(*arguments)
         assert done.returncode == 3
         assert "no NVIDIA driver" in done.stderr

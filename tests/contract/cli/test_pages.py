@@ -43,6 +43,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     recorded = (str(VISIBLE / f"{name}.jsonl.gz") for name in ("seed-hot-gpu0", "seed-after-fix"))
     gpumon("compare", *recorded, "-o", str(folder / "stages.html"))
     gpumon("report", str(VISIBLE / "hot-gpu-throttles.jsonl.gz"), "-o", str(folder / "throttles.html"))
+    gpumon("report", str(VISIBLE / "seed-hot-gpu0.jsonl.gz"), "--from", "-10m", "-o", str(folder / "part.html"))
     minute = logs.guide_log(folder / "minute.csv", [85, 11, 10, 12], [78, 19, 18, 20], rounds=12)
     gpumon("report", str(minute), "-o", str(folder / "minute.html"))
     named = hostile_trace(folder, name="<img src=x onerror=alert(1)>" + "a-name-without-an-end-" * 20)
@@ -64,7 +65,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {path.stem: path for path in folder.glob("*.html")}
 
 
-@pytest.mark.parametrize("name", ["report", "compare", "throttles", "monitor", "long-report", "long-monitor"])
+@pytest.mark.parametrize("name", ["report", "compare", "throttles", "part", "monitor", "long-report", "long-monitor"])
 def test_on_a_desk_no_table_is_cut_off(browser: Browser, pages: dict[str, Path], name: str) -> None:
     """With names as long as Kubernetes makes them."""
     page = browser.new_page(viewport={"width": 1200, "height": 900})
@@ -84,6 +85,7 @@ def test_on_a_desk_no_table_is_cut_off(browser: Browser, pages: dict[str, Path],
         pytest.param("stages", 1200, "light", id="a comparison of stages on a desk"),
         pytest.param("stages", 380, "dark", id="a comparison of stages on a phone at night"),
         pytest.param("throttles", 380, "light", id="a report with stages on a phone"),
+        pytest.param("part", 380, "dark", id="a part of a record on a phone at night"),
         pytest.param("minute", 380, "light", id="a first look on a phone"),
         pytest.param("named", 1200, "light", id="names that want to be markup on a desk"),
         pytest.param("named", 380, "dark", id="names without an end on a phone at night"),

@@ -26,7 +26,7 @@ SMI = b"""timestamp, index, name, temperature.gpu, utilization.gpu [%], memory.u
 
 def read(text: bytes, interval: float = 5.0) -> tuple[Header, list[GpuLine], Problems]:
     problems = Problems()
-    header, lines = trace_of(text.splitlines(keepends=True), interval_seconds=interval, problems=problems)
+    header, lines, _ = trace_of(text.splitlines(keepends=True), interval_seconds=interval, problems=problems)
     return header, list(lines), problems
 
 
@@ -243,7 +243,7 @@ def test_what_resource_monitor_writes_is_read(tmp_path: Path, ending: str) -> No
     for at in range(3):
         monitor._sink.write(ResourceSample(t=1e9 + 20 * at, pid=1, gpus=gpus if at else (), memory_used_bytes=7))
     with path.open("rb") as file:
-        header, lines = trace_of(file, interval_seconds=1.0, problems=(problems := Problems()))
+        header, lines, _ = trace_of(file, interval_seconds=1.0, problems=(problems := Problems()))
         found = [(line.uuid, line.t, line.utilization, line.memory_used_bytes) for line in lines]
     assert (problems.rows, problems.notes) == (0, [])
     assert found == [(f"GPU-{n}", t, 0.5, GIB) for t in (0.0, 20.0) for n in range(2)]

@@ -455,10 +455,21 @@ def test_a_report_for_programs_has_what_the_page_has(tmp_path: Path) -> None:
     """Its names are public."""
     found = json.loads(gpumon("report", str(logs.before(tmp_path)), "--json"))
     assert list(found) == [
-        *("format", "workload", "verdict", "seconds", "steps", "seconds_per_step", "gpu_seconds", "utilization"),
-        *("memory_peak_ratio", "headroom_bytes", "power_watts", "stages", "gpus", "findings", "not_judged", "quality"),
+        *("format", "workload", "verdict", "part", "seconds", "steps", "seconds_per_step", "gpu_seconds"),
+        *(
+            "utilization",
+            "memory_peak_ratio",
+            "headroom_bytes",
+            "power_watts",
+            "stages",
+            "gpus",
+            "findings",
+            "not_judged",
+            "quality",
+        ),
     ]
     assert found["format"] == "gpumonitor-report/1"
+    assert found["part"] is None
     assert found["verdict"]["health"] == "OOMRisk+1"
     assert (found["steps"], found["seconds_per_step"]) == (None, None), "a log tells no steps"
     assert list(found["stages"][0]) == [

@@ -73,6 +73,10 @@ def test_time_ticks(seconds: float, expected: list[float]) -> None:
     assert time_ticks(seconds) == expected
 
 
+def test_time_ticks_of_an_axis_that_begins_later_are_round_too() -> None:
+    assert time_ticks(3600.0, begin=7210.0) == [8100.0, 9000.0, 9900.0, 10800.0]
+
+
 @pytest.mark.parametrize(
     ("apart", "late", "width"),
     [

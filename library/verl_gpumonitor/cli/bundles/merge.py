@@ -9,13 +9,13 @@ more than two seconds, is put right, and that is said; smaller differences are l
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timezone
 from statistics import median
 from typing import Final
 
 import msgspec
 
 from verl_gpumonitor.cli.monitors import GPUMonitor
+from verl_gpumonitor.cli.times import began_note
 from verl_gpumonitor.model.kubernetes import unix_seconds
 from verl_gpumonitor.model.trace import (
     TRACE_FORMAT,
@@ -93,7 +93,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
         cut = [f"{pod} answered in part: its last minutes may be missing" for pod in sorted(self._cut())]
         left_out = self.monitor.status.launch.overrides_left_out
         hidden = [_hidden(left_out)] if left_out else []
-        began = [f"0:00 of it is {_hour(self.began_unix)}"] if self.records else []
+        began = [began_note(self.began_unix)] if self.records else []
         return [*began, *self.notes, *cut, *moved, *hidden]
 
     def lines(self) -> Iterator[Record]:
@@ -139,11 +139,6 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
                         exit_code=end.exit_code,
                         restart_count=end.restarts,
                     )
-
-
-def _hour(unix: float) -> str:
-    """Return a time as Kubernetes writes it."""
-    return datetime.fromtimestamp(unix, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _hidden(left_out: int) -> str:

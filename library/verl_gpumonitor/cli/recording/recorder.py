@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from verl_gpumonitor.cli.times import began_note
 from verl_gpumonitor.model.samples import NodeSample
 from verl_gpumonitor.model.stages import StageInterval
 from verl_gpumonitor.model.trace import (
@@ -78,7 +79,7 @@ class Recorder:
         self._interval = interval
         self._pod = pod or socket.gethostname() or "host"
         self._clock, self._wall = clock, wall
-        self._began = clock()
+        self._began, self._began_unix = clock(), wall()
         self._gpus = GpuLines(self._pod, began=self._began)
         self._samples_due = self._host_due = self._began
         self._tasks, self._marks, self._steps = Spans(), Spans(), StepEnds()
@@ -133,7 +134,7 @@ class Recorder:
                     gpus=gpus,
                 )
             ],
-            notes=self._noted or None,
+            notes=[began_note(self._began_unix), *self._noted],
         )
 
     @property

@@ -7,6 +7,7 @@ none knows stages. Colours are classes that the page defines, so that light, dar
 those of a phone's width, so that text stays readable there; wider screens put charts beside each other.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 from xml.sax.saxutils import escape, quoteattr
@@ -43,28 +44,33 @@ def _y(ratio: float) -> float:
     return TOP + PLOT_HEIGHT * (1.0 - min(1.0, max(0.0, ratio)))
 
 
-def time_ticks(seconds: float, count: int = 4) -> list[float]:
-    """Return times at which an axis is marked: round ones, at most `count` and the beginning."""
+def time_ticks(seconds: float, count: int = 4, *, begin: float = 0.0) -> list[float]:
+    """Return times at which an axis is marked: round ones, at most `count` and the first. `begin`: of the axis."""
     steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
     step = next((step for step in steps if seconds / step <= count), steps[-1])
     while seconds / step > count:
         step *= 2
-    return [float(t) for t in range(0, int(seconds) + 1, step)]
+    first = math.ceil(begin / step) * step
+    return [float(t) for t in range(first, int(begin + seconds) + 1, step)]
 
 
 def _tick(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text class="tick" x="{_number(x)}" y="{_number(y)}" text-anchor="{anchor}">{text}</text>'
 
 
-def _frame(seconds: float) -> Iterable[str]:
+def _frame(seconds: float, begin: float) -> Iterable[str]:
     for ratio in (0.0, 0.5, 1.0):
         y = _number(_y(ratio))
         yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
         yield f'<text class="tick" x="{LEFT - 4}" y="{y}" dy="0.35em" text-anchor="end">{100 * ratio:.0f}%</text>'
-    for t in time_ticks(seconds):
-        x = _x(t, seconds)
-        anchor = "middle" if x < WIDTH - 30 else "end"
-        yield _tick(x, TOP + PLOT_HEIGHT + 14, clock(t), anchor)
+    yield from _time_axis(seconds, begin, TOP + PLOT_HEIGHT + 14)
+
+
+def _time_axis(seconds: float, begin: float, y: float) -> Iterable[str]:
+    """Yield the marks of time below a drawing that begins at a time of the record."""
+    for t in time_ticks(seconds, begin=begin):
+        x = _x(t - begin, seconds)
+        yield _tick(x, y, clock(t), "middle" if x < WIDTH - 30 else "end")
 
 
 def stage_runs(points: Sequence[tuple[float, Bucket]], width_seconds: float) -> list[tuple[float, float, str]]:
@@ -81,12 +87,13 @@ def stage_runs(points: Sequence[tuple[float, Bucket]], width_seconds: float) -> 
     return runs
 
 
-def _backgrounds(gpu: GpuRun, seconds: float, width_seconds: float) -> Iterable[str]:
-    for begin, end, stage in stage_runs(gpu.points, width_seconds):
-        x, right = _x(begin, seconds), _x(min(end, seconds), seconds)
+def _backgrounds(gpu: GpuRun, seconds: float, width_seconds: float, begin: float) -> Iterable[str]:
+    for first, last, stage in stage_runs(gpu.points, width_seconds):
+        x, right = _x(first, seconds), _x(min(last, seconds), seconds)
+        when = f"{clock(begin + first)} to {clock(begin + last)}"
         yield (
             f'<rect class="band {stage_class(stage)}" x="{_number(x)}" y="{TOP}" width="{_number(max(0.4, right - x))}"'
-            f' height="{PLOT_HEIGHT}"><title>{escape(stage)} {clock(begin)} to {clock(end)}</title></rect>'
+            f' height="{PLOT_HEIGHT}"><title>{escape(stage)} {when}</title></rect>'
         )
 
 
@@ -118,16 +125,16 @@ def _line(pieces: Sequence[Sequence[tuple[float, float]]], seconds: float, kind:
             yield f'<polyline class="{kind}" points="{path}"/>'
 
 
-def gpu_chart(gpu: GpuRun, *, seconds: float, width_seconds: float) -> str:
-    """Draw load and memory of a GPU, both in percent, with its stages behind."""
+def gpu_chart(gpu: GpuRun, *, seconds: float, width_seconds: float, begin: float = 0.0) -> str:
+    """Draw load and memory of a GPU, both in percent, with its stages behind. `begin`: of the axis, in the record."""
     total = gpu.memory_total_bytes
 
     def memory(bucket: Bucket) -> float | None:
         return None if bucket.memory_high_bytes is None or not total else bucket.memory_high_bytes / total
 
     parts = [
-        *_backgrounds(gpu, seconds, width_seconds),
-        *_frame(seconds),
+        *_backgrounds(gpu, seconds, width_seconds, begin),
+        *_frame(seconds, begin),
         *_line(_pieces(gpu.points, lambda bucket: bucket.utilization, width_seconds), seconds, "load"),
         *_line(_pieces(gpu.points, memory, width_seconds), seconds, "memory"),
     ]
@@ -165,6 +172,7 @@ def heat_map(
     seconds: float,
     width_seconds: float,
     label: str,
+    begin: float = 0.0,
     cells: int = 60,
 ) -> str:
     """Draw one value of all GPUs over time, a row each; what is unknown stays empty."""
@@ -183,9 +191,7 @@ def heat_map(
             text = str(number if gpu.index is None else gpu.index)
             parts.append(_tick(LEFT - 4, number * row + row * 0.8, text, "end"))
     height = len(gpus) * row
-    for t in time_ticks(seconds):
-        anchor = "middle" if _x(t, seconds) < WIDTH - 30 else "end"
-        parts.append(_tick(_x(t, seconds), height + 12, clock(t), anchor))
+    parts += _time_axis(seconds, begin, height + 12)
     return _svg(parts, label, height + 16)
 
 

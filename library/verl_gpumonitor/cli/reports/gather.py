@@ -9,6 +9,7 @@ import msgspec
 
 from verl_gpumonitor.cli.diagnose import advised
 from verl_gpumonitor.cli.first_look import first_look, only_looked, unjudged
+from verl_gpumonitor.cli.part import Part
 from verl_gpumonitor.diagnosis.coverage import Coverage, coverage
 from verl_gpumonitor.diagnosis.doctor import Diagnosis
 from verl_gpumonitor.diagnosis.health import OK, health_text
@@ -24,7 +25,7 @@ GAP_INTERVALS: Final = 5.0
 
 
 class StageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage over the whole run, all GPUs together."""
+    """One stage over all that is shown of the run, all GPUs together."""
 
     stage: str
     role: str
@@ -50,7 +51,7 @@ class GpuRun(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     memory_total_bytes: float | None
     points: tuple[tuple[float, Bucket], ...]
-    """Begin of a stretch, in seconds of the record, and what is known of it."""
+    """Begin of a stretch, in seconds since the begin of what is shown, and what is known of it."""
     whole: Bucket
     reasons: tuple[str, ...] = ()
     """Findings that name it."""
@@ -72,6 +73,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     header: Header
     seconds: float
+    """Of the record, or of its part that is shown."""
     width_seconds: float
     """Of one stretch."""
     gpus: tuple[GpuRun, ...]
@@ -90,6 +92,18 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Why no more than a first look was taken."""
     gap_seconds: float = 0.0
     """GPU time within the record for which there are no samples; it counts nowhere."""
+    part: Part | None = None
+    """What is shown of the record; None: all of it."""
+
+    @property
+    def begin(self) -> float:
+        """Of what is shown, in seconds of the record."""
+        return 0.0 if self.part is None else self.part.begin
+
+    @property
+    def end(self) -> float:
+        """Of what is shown, in seconds of the record."""
+        return self.begin + self.seconds
 
     @property
     def whole(self) -> Bucket:
@@ -164,12 +178,15 @@ class _WholeSteps:
         """Stage -> GPU seconds in them."""
         self._end: float | None = None
 
-    def end(self, history: History) -> None:
-        """Take the step that has just ended; a stretch of time that stands for one where none are told is none."""
+    def end(self, history: History, *, since: float) -> None:
+        """Take the step that has just ended; a stretch of time that stands for one where none are told is none.
+
+        `since`: a step that began before is not taken.
+        """
         if not history.step_ends:
             return
         begin, self._end = self._end, history.step_ends[-1]
-        if begin is None:
+        if begin is None or begin < since:
             return
         self.count += 1
         self.seconds += self._end - begin
@@ -184,10 +201,14 @@ class _WholeSteps:
 
 
 class Gatherer:
-    """Takes a record line by line."""
+    """Takes a record line by line, up to the end of what is shown of it."""
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: Header, part: Part | None = None) -> None:
         self.diagnosis = Diagnosis(header)
+        self._part = part
+        self._begin = 0.0 if part is None else part.begin
+        self._steps_before = 0
+        """Steps that ended before what is shown."""
         self._axis = Axis()
         self._tracks: dict[str, Track] = {}
         self._last: dict[str, float] = {}
@@ -206,17 +227,27 @@ class Gatherer:
         if isinstance(record, GpuLine):
             self._sample(record)
         if self.diagnosis.history.step != before:
-            self._whole.end(self.diagnosis.history)
+            self._whole.end(self.diagnosis.history, since=self._begin)
+            if record.t < self._begin:
+                self._steps_before = self._steps()
 
     def _sample(self, line: GpuLine) -> None:
         gpu = self.diagnosis.history.gpus.get(line.uuid)
         if gpu is None:
             return
-        seconds = line.t - self._last.get(line.uuid, line.t)
-        if line.uuid in self._last and seconds <= 0:
+        last = self._last.get(line.uuid, line.t)
+        if line.uuid in self._last and line.t <= last:
             return
         self._last[line.uuid] = line.t
-        seconds = self._spoken_for(line.uuid, seconds)
+        seconds = self._spoken_for(line, last)
+        goes_on = self._before.get(line.uuid) == gpu.stage
+        self._before[line.uuid] = gpu.stage
+        if line.t < self._begin:
+            return
+        since_begin = line.t - self._begin
+        seconds = min(seconds, since_begin)
+        # A peak since a sample before the part may be of before it.
+        peak_bytes = line.memory_peak_bytes if last >= self._begin else None
         if line.uuid not in self._tracks:
             self._tracks[line.uuid] = self._axis.track()
         seen = Seen(
@@ -224,41 +255,45 @@ class Gatherer:
             stage=gpu.stage,
             utilization=line.utilization,
             memory_used_bytes=line.memory_used_bytes,
-            memory_peak_bytes=line.memory_peak_bytes,
+            memory_peak_bytes=peak_bytes,
             power_watts=line.power_watts,
             temperature_celsius=line.temperature_celsius,
         )
         # A sample speaks for the time before it.
-        self._tracks[line.uuid].add(max(0.0, line.t - seconds / 2), seen)
-        peak = _peak(line, goes_on=self._before.get(line.uuid) == gpu.stage)
-        self._before[line.uuid] = gpu.stage
+        self._tracks[line.uuid].add(since_begin - seconds / 2, seen)
+        # Nor need it be of this stage, where another was before.
+        known = [line.memory_used_bytes, peak_bytes if goes_on else None]
+        peak = max((size for size in known if size is not None), default=None)
         self._stages.setdefault(gpu.stage, _Stage()).add(
             gpu.role, line, seconds, peak=peak / gpu.total_bytes if peak is not None and gpu.total_bytes else None
         )
 
-    def _spoken_for(self, uuid: str, seconds: float) -> float:
+    def _spoken_for(self, line: GpuLine, last: float) -> float:
         """Return for how much of the time since a GPU's sample before a sample speaks: of a gap, as long as usual."""
+        uuid, seconds = line.uuid, line.t - last
         usual = self._usual.get(uuid)
         if usual is None or seconds <= max(GAP_SECONDS, GAP_INTERVALS * usual):
             if seconds > 0:
                 self._usual[uuid] = seconds
             return seconds
-        self._gap_seconds += seconds - usual
+        self._gap_seconds += max(0.0, line.t - usual - max(last, self._begin))
         return usual
 
     def run(self, complaints: Iterable[str] = ()) -> Run:
         """Return what was gathered, after the last line."""
         history = self.diagnosis.history
         findings = tuple(advised(self.diagnosis, first_look(self.diagnosis)))
-        steps = max(len(history.step_ends), history.step) if history.step_ends else 0
+        if self._part is not None:
+            findings = tuple(filter(self._part.holds, findings))
         self._axis.settle()
         return Run(
             header=history.header,
-            seconds=max(self._axis.end, history.t),
+            part=self._part,
+            seconds=max(self._axis.end, history.t - self._begin),
             width_seconds=self._axis.width,
             gpus=tuple(self._gpu(uuid, findings) for uuid in self._ordered()),
             stages=self._stage_rows(),
-            steps=steps,
+            steps=self._steps() - self._steps_before,
             step_seconds=self._whole.seconds / self._whole.count if self._whole.count else None,
             findings=findings,
             coverage=coverage(history),
@@ -267,6 +302,10 @@ class Gatherer:
             gap_seconds=self._gap_seconds,
             complaints=tuple(complaints),
         )
+
+    def _steps(self) -> int:
+        history = self.diagnosis.history
+        return max(len(history.step_ends), history.step) if history.step_ends else 0
 
     def _ordered(self) -> list[str]:
         gpus = self.diagnosis.history.gpus
@@ -311,15 +350,12 @@ class Gatherer:
         return tuple(sorted(rows, key=lambda row: -row.gpu_seconds))
 
 
-def _peak(line: GpuLine, *, goes_on: bool) -> float | None:
-    """Return the highest memory of a sample's stage: a peak since the sample before may be of the stage before."""
-    known = [line.memory_used_bytes, line.memory_peak_bytes if goes_on else None]
-    return max((size for size in known if size is not None), default=None)
+def gather(header: Header, records: Iterable[Record], complaints: Iterable[str] = (), part: Part | None = None) -> Run:
+    """Read a run to its end, or to that of the part that is shown, where `records` end.
 
-
-def gather(header: Header, records: Iterable[Record], complaints: Iterable[str] = ()) -> Run:
-    """Read a run to its end. `complaints` are read last: they grow while the record is read."""
-    gatherer = Gatherer(header)
+    `complaints` are read last: they grow while the record is read.
+    """
+    gatherer = Gatherer(header, part)
     for record in records:
         gatherer.take(record)
     return gatherer.run(complaints)

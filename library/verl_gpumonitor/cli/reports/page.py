@@ -13,7 +13,7 @@ from markupsafe import Markup
 from verl_gpumonitor import __version__
 from verl_gpumonitor.cli import not_judged
 from verl_gpumonitor.cli.findings import Group, grouped
-from verl_gpumonitor.cli.times import clock
+from verl_gpumonitor.cli.times import clock, extent
 from verl_gpumonitor.diagnosis.thresholds import OomRisk
 from verl_gpumonitor.model import figures
 from verl_gpumonitor.model.figures import counted
@@ -80,7 +80,7 @@ def facts(run: Run) -> list[str]:
     models = {gpu.model for gpu in run.gpus if gpu.model}
     frameworks = run.header.frameworks
     found = [f"{counted(len(run.gpus), 'GPU')} in {counted(len(pods), 'pod')}", *sorted(models)]
-    found.append(f"{clock(run.seconds)} recorded")
+    found.append(extent(run.end, begin=None if run.part is None else run.begin))
     if frameworks and frameworks.verl:
         found.append(f"verl {frameworks.verl}")
     return found
@@ -166,11 +166,12 @@ def _measured(run: Run, value: Callable[[GpuRun], float | None]) -> _Measured:
     )
 
 
-def finding_view(group: Group) -> dict[str, Any]:
+def finding_view(group: Group, run: Run) -> dict[str, Any]:
     """Return a finding, or several that are alike, as the template shows it."""
     tracked = group.first
     finding = tracked.finding
-    end = f"until {clock(tracked.resolved)}" if tracked.resolved is not None else "to the end of the record"
+    whole = "record" if run.part is None else "part"
+    end = f"until {clock(tracked.resolved)}" if tracked.resolved is not None else f"to the end of the {whole}"
     return {
         "severity": str(finding.severity),
         "reason": finding.reason,
@@ -252,7 +253,8 @@ def charted(run: Run) -> Sequence[GpuRun]:
 
 def quality(run: Run) -> list[str]:
     """Return what is not known, and what could not be read."""
-    found = [f"{text[0].upper()}{text[1:]}." for text in (run.unjudged, run.only_looked) if text]
+    found = [] if run.part is None else [run.part.sentence(run.end)]
+    found += [f"{text[0].upper()}{text[1:]}." for text in (run.unjudged, run.only_looked) if text]
     found += not_judged.sentences(run.coverage, {tracked.finding.reason for tracked in run.findings})
     whole = run.whole
     if not any(stage.stage not in ("unknown", "other") for stage in run.stages):
@@ -282,7 +284,7 @@ def _maps(run: Run) -> dict[str, Markup]:
 
     def drawn(value: Callable[[GpuRun, Bucket], float | None], label: str) -> Markup:
         gpus = run.gpus[:MAX_ROWS]
-        svg = heat_map(gpus, value, seconds=run.seconds, width_seconds=run.width_seconds, label=label)
+        svg = heat_map(gpus, value, seconds=run.seconds, width_seconds=run.width_seconds, begin=run.begin, label=label)
         return Markup(svg)  # noqa: S704 - escaped in charts
 
     return {
@@ -296,7 +298,7 @@ def chart_views(run: Run) -> list[dict[str, str]]:
     return [
         {
             "caption": f"{gpu.name} of {gpu.pod}",
-            "svg": Markup(gpu_chart(gpu, seconds=run.seconds, width_seconds=run.width_seconds)),  # noqa: S704
+            "svg": Markup(gpu_chart(gpu, seconds=run.seconds, width_seconds=run.width_seconds, begin=run.begin)),  # noqa: S704
         }
         for gpu in charted(run)
     ]
@@ -315,7 +317,7 @@ def run_context(run: Run) -> Mapping[str, Any]:
         "verdict_text": verdict_text(run),
         "numbers": numbers(run),
         "silence": silence(run),
-        "findings": [finding_view(group) for group in grouped(run.findings)],
+        "findings": [finding_view(group, run) for group in grouped(run.findings)],
         "stages": [stage_view(row) for row in run.stages] if len(run.stages) > 1 or run.steps else [],
         "budget": Markup(budget_bar(run.stages)),  # noqa: S704
         "gpus": [gpu_view(gpu) for gpu in run.gpus[:MAX_ROWS]],

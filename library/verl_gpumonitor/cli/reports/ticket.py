@@ -47,7 +47,7 @@ def _findings(run: Run) -> Iterable[str]:
         return [silence(run)]
     lines: list[str] = []
     for group in grouped(run.findings):
-        view = finding_view(group)
+        view = finding_view(group, run)
         where = f" in {view['stage']}" if view["stage"] else ""
         lines.append(f"- **{view['reason']}**{where} ({view['severity']}). {view['when']}. {escaped(view['message'])}")
         lines += [f"  - {escaped(message)}" for message in group.also]
